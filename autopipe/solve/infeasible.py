@@ -19,7 +19,7 @@ from .making.formulate import largest_cut
 from .proof.memory import part_with_room
 from .stopping import clock_s
 
-__all__ = ["Shortage", "no_room", "shortage", "why_none"]
+__all__ = ["Closest", "Shortage", "closest", "no_room", "shortage", "why_none"]
 
 _STEPS = 14
 """Halvings of the memory looked for: within a ten thousandth of the fullest rank's."""
@@ -85,20 +85,45 @@ def no_room(case: Case, problem: Problem, short: Shortage, deadline: float | Non
     )
 
 
-def why_none(case: Case, answered: tuple[Case, Problem, Answer] | None, deadline: float) -> InfeasibleError:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Closest:
+    """The assignment found to be least over its limits, and the bytes it is over: none where it fits.
+
+    Without one, whether it ``is_proved`` that there is none however much memory ranks have.
+    """
+
+    stage_of: tuple[int, ...] | None
+    over_bytes: int = 0
+    is_proved: bool = False
+
+
+def closest(problem: Problem, deadline: float, *, is_open: bool) -> Closest:
+    """What comes closest to fitting, of assignments looked for with ever less room beside the limits.
+
+    Where it ``is_open`` whether any fits, within the limits themselves first.
+    """
+    free = chain(_with_room(problem, HUGE), time_limit_s=_left(deadline, 4))
+    if free.stage_of is None:
+        return Closest(None, is_proved=free.proved)
+    stage_of = free.stage_of
+    if is_open and _over_bytes(problem, stage_of) > 0:
+        stage_of = chain(problem, time_limit_s=_left(deadline, 4)).stage_of or stage_of
+    return Closest(*_least_room(problem, stage_of, deadline))
+
+
+def why_none(
+    case: Case, problem: Problem, answer: Answer, nearest: Closest, deadline: float
+) -> InfeasibleError:
     """The error for a case without a plan: that there is none where that is proved, else what was tried.
 
-    Names the rank that is short in the plan that needs least memory, and what would fit: memory on every
+    Names the rank that is short in the plan that comes nearest, and what would fit: memory on every
     rank, more stages (each on one more rank like the last), recomputing. Looked for until ``deadline``, so
     what is named fits for sure, and is the smallest that was found.
     """
-    case, problem, answer = answered or (case, case.problem(), Answer(None, HUGE, 0))
     what = f"no {case.n_stages}-stage plan of {case.schedule}"
-    loose = _with_room(problem, HUGE)
-    free = chain(loose, time_limit_s=_left(deadline, 4))
-    if free.stage_of is None:
+    if nearest.stage_of is None:
         pins = dict(case.source.settings.pin)
-        if free.proved:
+        if nearest.is_proved:
             return InfeasibleError(
                 f"{what} meets the pins: {pins} leaves a stage empty or turns data backwards; drop a pin"
             )
@@ -106,21 +131,15 @@ def why_none(case: Case, answered: tuple[Case, Problem, Answer] | None, deadline
         return UndecidedError(
             f"{what} that {meets} was found in the time, and none was ruled out; raise time_limit_s{or_else}"
         )
-    if not answer.proved and max(_excess(problem, free.stage_of).values()) <= 0:
-        return UndecidedError(
-            f"{what} was found in the time, and none was ruled out; one more look finds some: raise "
-            "time_limit_s"
-        )
-    short, stage_of = _least_room(problem, free.stage_of, deadline)
-    room = _room_words(problem, short)
+    place, room = _place(problem, nearest.stage_of), _room_words(problem, nearest.over_bytes)
     if not answer.proved:
         return UndecidedError(
             f"{what} that fits was found in the time, and none was ruled out: chains along several orders, "
-            f"single moves, and splits by ops and by parameters were tried; {_place(problem, stage_of)}; "
+            f"single moves, and splits by ops and by parameters were tried; {place}; "
             f"raise time_limit_s, or {room}"
         )
     remedies = [room, *_other_remedies(case, deadline)]
-    return InfeasibleError(f"{what} fits: {_place(problem, stage_of)}; {'; '.join(remedies)}")
+    return InfeasibleError(f"{what} fits: {place}; {'; '.join(remedies)}")
 
 
 def _left(deadline: float, parts: int) -> float:
@@ -133,9 +152,9 @@ def _with_room(problem: Problem, extra: int) -> Problem:
     return dataclasses.replace(problem, stages=tuple(stages))
 
 
-def _least_room(problem: Problem, stage_of: tuple[int, ...], deadline: float) -> tuple[int, tuple[int, ...]]:
-    """The fewest bytes more on every rank that let a plan fit, as far as found, and that plan."""
-    most, best = max(_excess(problem, stage_of).values()), stage_of
+def _least_room(problem: Problem, stage_of: tuple[int, ...], deadline: float) -> tuple[tuple[int, ...], int]:
+    """The assignment that fits with the fewest bytes more on every rank, as far as found, and those bytes."""
+    most, best = _over_bytes(problem, stage_of), stage_of
     least = 0
     for _ in range(_STEPS):
         if most - least <= 1 or clock_s() > deadline:
@@ -145,8 +164,13 @@ def _least_room(problem: Problem, stage_of: tuple[int, ...], deadline: float) ->
         if found is None:
             least = middle
         else:
-            most, best = min(middle, max(_excess(problem, found).values())), found
-    return most, best
+            most, best = min(middle, _over_bytes(problem, found)), found
+    return best, most
+
+
+def _over_bytes(problem: Problem, stage_of: Sequence[int]) -> int:
+    """What the rank that is shortest of memory is over its limit, less than nothing where all have room."""
+    return max(_excess(problem, stage_of).values())
 
 
 def _excess(problem: Problem, stage_of: Sequence[int]) -> dict[int, int]:

@@ -23,7 +23,7 @@ from .chains import chain
 from .definition.answer import Answer
 from .definition.problem import HUGE, Problem
 from .definition.relaxed import needs_more
-from .infeasible import no_room, shortage, why_none
+from .infeasible import closest, no_room, shortage, why_none
 from .making.baselines import Weigh
 from .making.cases import Case, cases, rank_orders
 from .making.source import Settings, Source
@@ -168,7 +168,7 @@ def solve(
             if found.best is None and stopped.is_set():
                 raise KeyboardInterrupt
             if found.best is None:
-                raise found.error(tried, deadline)
+                found.best = found.looked_again(tried, deadline, is_draft)
     ranked = sorted(found.table, key=lambda c: (not c.feasible, c.step_s / c.n_microbatches))
     best = found.best
     # of microbatches too, any count was free: the bound is per microbatch of this plan
@@ -224,17 +224,31 @@ class _Found:
         """Whether ranks that have too little room include all of a case's."""
         return any(there.issuperset(case.ranks) for there in self.short)
 
-    def error(self, tried: Sequence[Case], deadline: float) -> PlanError:
-        """Why there is no plan, or that none was found and none ruled out."""
-        if self.failed is not None and (not self.n_left or not self.failed[2].proved):
-            return why_none(self.failed[0], self.failed, deadline)
-        if self.n_left:
-            return UndecidedError(
+    def looked_again(self, tried: Sequence[Case], deadline: float, is_draft: bool) -> Plan:
+        """A plan, where the look for what comes closest to one finds one.
+
+        Raises why there is none, or that none was found and none ruled out.
+        """
+        failed = self.failed
+        if self.n_left and (failed is None or failed[2].proved):
+            raise UndecidedError(
                 f"of {len(tried)} combinations of schedule, stages and microbatches that were left free, "
                 f"{len(tried) - self.n_left} have no plan that fits, and there was no time for the others; "
                 "raise time_limit_s, or leave less free"
             )
-        return self.fault or why_none(tried[-1], None, deadline)
+        if failed is None and self.fault is not None:
+            raise self.fault
+        case, problem, answer = failed or (tried[-1], tried[-1].problem(), Answer(None, HUGE, 0))
+        nearest = closest(problem, deadline, is_open=not answer.proved)
+        plan = None
+        if nearest.stage_of is not None and nearest.over_bytes <= 0 and not answer.proved:
+            value = problem.bottleneck(problem.loads(nearest.stage_of))
+            answer = Answer(nearest.stage_of, value, answer.lower_ns)
+            plan = fastest(case, problem, answer, deadline, is_draft=is_draft)
+        if plan is None:
+            raise why_none(case, problem, answer, nearest, deadline)
+        self.table += plan.candidates
+        return plan
 
 
 def _best_of(

@@ -33,15 +33,20 @@ def answers(monkeypatch, lowers):
 @pytest.mark.parametrize("lowers", [(0, HUGE), (HUGE, 0, HUGE), (HUGE, HUGE, 0)])
 def test_one_open_case_leaves_the_whole_question_open(monkeypatch, lowers):
     answers(monkeypatch, lowers)
+    monkeypatch.setattr("autopipe.solve.infeasible.chain", lambda problem, **limits: Answer(None, HUGE, 0))
     with pytest.raises(UndecidedError, match="none was ruled out"):
         made(n_stages=None, time_limit_s=5.0)
 
 
-def test_without_a_limit_none_is_told_of(monkeypatch):
+@pytest.mark.parametrize("limit", [None, 600_000, 517_120])
+def test_what_the_look_for_a_reason_finds_is_the_plan(monkeypatch, limit):
+    """Where the search found nothing and ruled nothing out, and then something turns out to fit."""
+    known = made(memory_limit=limit)
     answers(monkeypatch, (0,))
-    with pytest.raises(UndecidedError, match="one more look finds some: raise time_limit_s") as told:
-        made(time_limit_s=1.0)
-    assert "limit " not in str(told.value)
+    plan = made(memory_limit=limit, time_limit_s=5.0)
+    assert plan.step_s <= known.step_s * 1.5
+    assert max(s.memory_bytes for s in plan.stages) <= (limit or HUGE)
+    assert plan.candidates
 
 
 def test_pins_keep_no_split_by_hand_from_being_found(monkeypatch):
