@@ -22,6 +22,7 @@ from .lines.moves import fitting, improve
 from .lines.orders import orders
 from .proof.bounds import at_bound, lower_bound
 from .proof.branch import close, is_small
+from .proof.filling import can_fill
 from .proof.memory import least_in_room, part_with_room
 from .ranks.virtual import several
 from .stopping import GRACE_S, clock_s, interrupts
@@ -63,7 +64,7 @@ def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
 def _separable(problem: Problem, deadline: float, stopped: threading.Event) -> Answer:
     """Where each stage's load is its own: first answers, then the proof."""
     whole = contracted(problem)
-    if part_with_room(whole.problem, deadline) < 1:
+    if not can_fill(whole.problem) or part_with_room(whole.problem, deadline) < 1:
         return Answer(None, HUGE, HUGE)
     lower = least_in_room(whole.problem, lower_bound(whole.problem), HUGE, deadline)
     best = Answer(None, HUGE, lower)
@@ -143,6 +144,8 @@ def _relaxed(problem: Problem, deadline: float, stopped: threading.Event) -> Ans
     closed by ``branch``. Ranks of several stages are left to ``virtual``.
     """
     whole = merge(without_idle_limits(problem), ())
+    if not can_fill(whole.problem):
+        return Answer(None, HUGE, HUGE)
     closing = _CLOSING if is_small(whole.problem) else 0.0
     until = deadline - closing * max(0.0, deadline - clock_s())
     answer = _bounded(whole.problem, until, stopped)

@@ -20,6 +20,7 @@ from ..proof.step import least_step_s
 from .baselines import Weigh
 from .formulate import formulate, largest_cut
 from .source import Source
+from .tails import tail_words
 
 __all__ = ["SEVERAL_PER_RANK", "Case", "cases", "rank_orders"]
 
@@ -110,10 +111,12 @@ class Case:
                 finer_may_help=False,
             )
         if most < self.n_stages:
+            pins = f" with the pins {dict(s.settings.pin)}" if s.settings.pin else ""
+            tail = f": {words}" if (words := tail_words(s.graph)) else ""
             raise InfeasibleError(
-                f"{s.graph.model} can be cut into {most} stage{'s' * (most > 1)} at most, fewer than "
-                f"n_stages={self.n_stages}{s.bound_together(self.n_stages)}; use n_stages={most}, or open a "
-                "module that is now whole"
+                f"{s.graph.model} can be cut into {most} stage{'s' * (most > 1)} at most{pins}, fewer than "
+                f"n_stages={self.n_stages}{tail or s.bound_together(self.n_stages)}; "
+                f"{'drop a pin' if pins else f'use n_stages={most}'}, or open a module that is now whole"
             )
         return problem
 

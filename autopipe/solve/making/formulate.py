@@ -18,6 +18,7 @@ from ..definition.blocks import Block
 from ..definition.contract import merge
 from ..definition.problem import HUGE, Item, Net, Problem, Share, Stage
 from ..definition.relaxed import at_one_pace
+from ..proof.filling import windows
 from .clones import inputs_of
 from .source import Source, cheapest_link
 
@@ -296,5 +297,8 @@ def _check_windows(problem: Problem) -> None:
 
 
 def largest_cut(problem: Problem) -> int:
-    """The most stages the problem's items can be cut into: how many of them hold an op."""
-    return sum(1 for i in problem.items if i.ops)
+    """The most stages the problem's items can be cut into: one for each that holds an op, and may be earlier
+    than the last, and the last."""
+    ends = [first == problem.n_stages - 1 for first, _ in windows(problem)]
+    held = [is_last for is_last, item in zip(ends, problem.items, strict=True) if item.ops]
+    return held.count(False) + any(held)
