@@ -47,7 +47,7 @@ class MixedRows:
         Less is what is allowed, and what mixes rows in training only, as batch norm does, or in the backward.
         """
         found, tail = self._variation.mixing, self._variation.tail
-        always, training = found.always, found.training
+        always, training = found.always, found.training or ("" if found.by_call else found.carried)
         if self._is_whole:
             always, training = "", tail.before
         forms = self._capture.forms[self._model.training]

@@ -20,7 +20,7 @@ from ..sizes.variation import Mixing, Tail, Variation
 from .backwards import OwnBackwards, mixed_in_backward
 from .mixing import mixing, rows_of
 from .other_answers import FormPairs, two_rows
-from .per_call_state import by_call
+from .per_call_state import by_call, carried_by
 from .tail import find_tail
 
 __all__ = ["Chosen", "answered_apart", "with_rows", "with_rows_of_the_example", "without_rows"]
@@ -48,10 +48,14 @@ def with_rows_of_the_example(
     own = None if dim is None else OwnBackwards(session.model, dim, variation.shapes)
     takes = variation.takes_rows
     found = known.mixing if known else mixing(session.model, *told, session.start, own, takes=takes)
-    if not (known or found.always or found.training):
-        written = by_call(session.model, forms[True], given, variation, session.device, session.start)
-        found = dataclasses.replace(found, by_call=written)
+    asked = session.model, forms[True], given, variation, session.device, session.start
+    if not (known or found.always):
+        written = () if found.training else by_call(*asked)
+        found = dataclasses.replace(found, by_call=written, carried=carried_by(*asked))
     tail = find_tail(session.model, *told, session.start, found, takes=takes)
+    if found.carried and tail.ops:
+        # all that writes is in the tail, which runs once
+        found = dataclasses.replace(found, by_call=())
     if own is not None and not (known or found.points or (found.always and not tail.ops)):
         found = dataclasses.replace(
             found, backward=_in_backward(session, forms[True], given, variation, own, tail)

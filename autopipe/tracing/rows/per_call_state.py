@@ -1,28 +1,32 @@
 """What a training forward writes in its model as often as it is called: counts, averages, power iterations.
 
-Cut into microbatches a batch is several calls, which leave such things otherwise than one does. That rows
-depend on one another is left to ``mixing``, telling people to ``capture`` and ``runtime``.
+Cut into microbatches a batch is several calls, which leave such things otherwise than one does, or go by what
+the one before has left, as by a queue of keys. That rows of one call depend on one another is left to
+``mixing``, telling people to ``capture`` and ``runtime``.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...graph import batch_dim
-from ..calls.call import Recording
+from ...graph import Dim, batch_dim
+from ..calls.call import Call, Recording
+from ..calls.functions import tensors
+from ..code.leaves import is_atomic
 from ..sizes.guards import broken
 from ..sizes.rerun import buffers_written, replay
 from ..sizes.variation import Variation
 from ..state.example_data import close_to
 from ..state.state import seed
+from .results import EQUAL, is_close
 
-__all__ = ["by_call"]
+__all__ = ["by_call", "carried_by", "carriers"]
 
 _logger = logging.getLogger("autopipe")
 
@@ -52,16 +56,10 @@ def by_call(
         return ()
 
     def left_by(*batches: Mapping[str, Tensor]) -> dict[str, Any]:
-        start(True)
-        seed(device)
-        for batch in batches:
-            seen = replay(model, form, batch, device)
-            if any(broken(g, seen.numbers) for g in form.guards if id(g) in variation.unsure):
-                raise _Otherwise
+        _run(model, form, batches, variation, device, start)
         return dict(_held(model))
 
-    other = dict(given)
-    other.update({name: given[name].detach().flip(axis) for name, axis in dim.where})
+    other = _other_rows(given, dim)
     both = dict(given)
     both.update({name: torch.cat([given[name].detach(), other[name]], axis) for name, axis in dim.where})
     try:
@@ -73,7 +71,101 @@ def by_call(
     except Exception as error:  # any Python of the model, on rows it may not take
         _logger.debug("what a forward writes could not be looked at: %s", error)
         return ()
-    return tuple(name for name, value in at_once.items() if not close_to(value, apart.get(name)))
+    return tuple(name for name, value in at_once.items() if not _is_same(value, apart.get(name)))
+
+
+def carriers(model: nn.Module, form: Recording) -> frozenset[str]:
+    """The calls, by name, that may carry something from one run of a form to the next.
+
+    These touch a buffer or tensor of the model's that the form writes, or are of code kept whole that keeps
+    something. Torch's own layers without hooks are none: what they write in training, as batch norm does,
+    they do not read.
+    """
+    own = [c for c in form.calls if c.op != "call_module" or not _is_plain(model.get_submodule(c.target))]
+    written = frozenset[int]().union(*(c.writes for c in own))
+    held = (c.storages for c in form.calls if c.op == "get_attr")
+    state = written & frozenset[int]().union(*held)
+
+    def may_carry(call: Call) -> bool:
+        is_leaf = call.op == "call_module" and bool(call.mutated or call.keeps or call.path in form.begun)
+        return is_leaf or bool((call.storages | call.reads | call.writes) & state)
+
+    return frozenset(c.name for c in own if c.op not in ("get_attr", "output") and may_carry(c))
+
+
+def _is_plain(module: nn.Module) -> bool:
+    return is_atomic(module) and not (module._forward_pre_hooks or module._forward_hooks)
+
+
+@torch.no_grad()
+def carried_by(
+    model: nn.Module,
+    form: Recording,
+    given: Mapping[str, Tensor],
+    variation: Variation,
+    device: torch.device,
+    start: Callable[[bool], None],
+) -> str:
+    """In words, what a second call of a training ``form`` goes by that the first one has left; or nothing.
+
+    Two runs, where the form has ``carriers``: what a batch gives is to be the same behind another.
+    """
+    dim = batch_dim(variation.dims)
+    found = carriers(model, form)
+    if dim is None or dim.packed or device.type == "meta" or not found:
+        return ""
+    other = _other_rows(given, dim)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            behind, alone = (
+                _run(model, form, batches, variation, device, start) for batches in ((given, other), (other,))
+            )
+    except _Otherwise:
+        behind, alone = (), ()
+    except Exception as error:  # any Python of the model, on rows it may not take
+        _logger.debug("what a second call goes by could not be looked at: %s", error)
+        return ""
+    pairs = zip(tensors(behind), tensors(alone), strict=True)
+    if (behind or alone) and all(a.shape == b.shape and is_close(a, b, EQUAL) for a, b in pairs):
+        return ""
+    names = [*buffers_written(model, [form])] or sorted({c.path for c in form.calls if c.name in found})
+    return f"one call leaves {', '.join(names[:3])} for the next, which goes by it"
+
+
+def _other_rows(given: Mapping[str, Tensor], dim: Dim) -> dict[str, Tensor]:
+    """The tensors with each of their first rows twice: they come to another mean."""
+    out = dict(given)
+    for name, axis in dim.where:
+        n = given[name].shape[axis]
+        places = torch.arange(n - 1, -1, -1, device=given[name].device) // 2
+        out[name] = given[name].detach().index_select(axis, places)
+    return out
+
+
+def _run(
+    model: nn.Module,
+    form: Recording,
+    batches: Sequence[Mapping[str, Tensor]],
+    variation: Variation,
+    device: torch.device,
+    start: Callable[[bool], None],
+) -> tuple[Any, ...]:
+    """What the last of some ``batches`` gives, in training, one after another from the start on."""
+    start(True)
+    result: tuple[Any, ...] = ()
+    for batch in batches:
+        seed(device)
+        seen = replay(model, form, batch, device)
+        if any(broken(g, seen.numbers) for g in form.guards if id(g) in variation.unsure):
+            raise _Otherwise
+        result = seen.result
+    return result
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Equal up to rounding, which in fp64 is far less than a step of a power iteration that has converged."""
+    return close_to(a, b) and (not isinstance(a, Tensor) or is_close(a, b, EQUAL))
 
 
 class _Otherwise(Exception):

@@ -32,6 +32,7 @@ from ..sizes.rerun import replay
 from ..sizes.variation import Mixing, Tail
 from ..state.state import seed
 from .mixing import rows_of
+from .per_call_state import carriers
 from .results import ALLOWED, ROUNDED, Rows, is_close
 from .varied_data import made_of_rows, unlike
 
@@ -84,7 +85,7 @@ def find_tail(
     rows in evaluation too. Else they are left out, and each microbatch is a batch of its own there.
     """
     dim = batch_dim(dims)
-    if dim is None or found.points or not (found.always or found.training):
+    if dim is None or found.points or not (found.always or found.training or found.carried):
         return Tail()
     if found.elsewhere:
         return Tail(obstacle="it does so on other data than the example's")
@@ -108,12 +109,13 @@ def find_tail(
             for rows, of in _two_of((given, *others), dim) if is_cut else ((each, dim) for each in others):
                 with contextlib.suppress(Exception):  # any Python of the model, on data that it may not take
                     views[flag].append(view(flag, rows, of))
-        return _tail(model, views, given, device, start)
+        return _tail(model, views, given, device, start, begun)
 
+    begun = carriers(model, forms[True]) if found.carried else frozenset[str]()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            norms = _norms(forms[True])
+            norms = _norms(forms[True], begun)
             tail = Tail() if norms and not found.always else tried(quiet=False)
             if norms and not tail.ops:
                 late = tried(quiet=True)
@@ -126,9 +128,9 @@ def find_tail(
             return Tail(obstacle=f"its rows could not be told apart: {error}")
 
 
-def _norms(form: Recording) -> list[str]:
-    """The modules that write buffers as they run, such as statistics of batches."""
-    return [str(c.target) for c in form.calls if c.mutated and c.op == "call_module"]
+def _norms(form: Recording, begun: Collection[str] = ()) -> list[str]:
+    """The modules that write buffers as they run, such as statistics of batches, but for those ``begun``."""
+    return [str(c.target) for c in form.calls if c.mutated and c.op == "call_module" and c.name not in begun]
 
 
 def _start(model: nn.Module, form: Recording, start: Callable[[bool], None], flag: bool, quiet: bool) -> None:
@@ -144,9 +146,9 @@ def _tail(
     given: Mapping[str, Tensor],
     device: torch.device,
     start: Callable[[bool], None],
+    names: frozenset[str],
 ) -> Tail:
-    """What follows in any of the ``views`` of each form, which are of other data."""
-    names: frozenset[str] = frozenset()
+    """What follows of ops by ``names``, or in any of the ``views`` of each form, which are of other data."""
     every = [view for each in views.values() for view in each]
     while True:
         grown = names.union(*(view.follow(names) for view in every))
@@ -160,8 +162,8 @@ def _tail(
     again = frozenset[str]().union(*(found for found, _ in frontiers))
     obstacle = _too_large(model, (each[0] for each in views.values()), names)
     if not obstacle and False in views:
-        start(False)
-        obstacle = views[False][0].differs(names | again, given, device)
+        begin = functools.partial(start, False)
+        obstacle = views[False][0].differs(names | again, given, device, begin)
     return Tail(obstacle=obstacle) if obstacle else Tail(tuple(sorted(names)), tuple(sorted(again - names)))
 
 
@@ -349,7 +351,13 @@ class _View:
 
     # -- a trial ------------------------------------------------------------------------------------
 
-    def differs(self, names: frozenset[str], given: Mapping[str, Tensor], device: torch.device) -> str:
+    def differs(
+        self,
+        names: frozenset[str],
+        given: Mapping[str, Tensor],
+        device: torch.device,
+        begin: Callable[[], None],
+    ) -> str:
         """In words, what a batch gives otherwise that is in two pieces up to the ops ``names``; or nothing.
 
         Not asked where noise is drawn: pieces draw other noise than the batch.
@@ -360,6 +368,7 @@ class _View:
         values: list[dict[int, Any]] = []
         for half in (0, 1):
             kept: dict[int, Any] = {}
+            begin()
             replay(
                 self.model,
                 self.form,
@@ -372,7 +381,9 @@ class _View:
             id(c): join([v[id(c)] for v in values], [self._axis(c, i) for i in range(self._count(c))])
             for c in self.taken(names)
         }
+        begin()
         expected = replay(self.model, self.form, whole, device).result
+        begin()
         for a, b in zip(expected, self._rest(names, known, whole, device), strict=True):
             if isinstance(a, Tensor) and not (a.shape == b.shape and is_close(a, b, ROUNDED)):
                 return "rows joined ahead of it do not give what they give together"

@@ -33,7 +33,7 @@ class Mixing:
     ``sums``: the numbers that are made of all rows are sums over them, not means. ``is_asked`` says whether
     that was looked at: means are then even ones, or over labels. ``by_call`` are buffers and attributes that
     a training forward leaves otherwise when it is called on the rows in two batches, where nothing else is
-    to be said of them.
+    to be said of them. ``carried`` says what it leaves for the next call, which goes by it.
     """
 
     always: str = ""
@@ -43,6 +43,7 @@ class Mixing:
     is_asked: bool = dataclasses.field(default=False, compare=False)
     points: bool = False
     by_call: tuple[str, ...] = ()
+    carried: str = ""
     elsewhere: bool = False
 
     @property

@@ -1,0 +1,120 @@
+"""What one call of a model leaves for the next: queues of keys, running averages, power iterations."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import autopipe
+
+
+class Keyed(nn.Module):
+    """Layers, and a loss that goes by what ``keep`` has kept of earlier calls."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.a, self.b, self.keep = nn.Linear(4, 8), nn.Linear(8, 4), keep
+
+    def forward(self, x):
+        y = self.b(self.a(x).tanh())
+        return y.square().mean() + self.keep(F.normalize(y, dim=1)).mean()
+
+
+class Queue(nn.Module):
+    """Keys of earlier calls, as momentum contrast has them: a row is compared with each."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("keys", torch.linspace(-1, 1, 48).view(12, 4))
+        self.register_buffer("at", torch.zeros((), dtype=torch.long))
+
+    def forward(self, y):
+        loss = (y @ self.keys.clone().T).logsumexp(1)
+        if self.training:
+            with torch.no_grad():
+                places = (self.at + torch.arange(len(y))) % len(self.keys)
+                self.keys[places] = y
+                self.at.add_(len(y)).remainder_(len(self.keys))
+        return loss
+
+
+class Centre(nn.Module):
+    """Compares with a running mean of the rows before, as self-distillation does."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, y):
+        loss = (y - self.mean).abs().sum(1)
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.5).add_(0.5 * y.mean(0))
+        return loss
+
+
+class History(nn.Module):
+    """Divides by the mean of the losses so far, which it holds in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def forward(self, y):
+        loss = y.abs().sum(1).mean()
+        self.losses.append(float(loss.detach()))
+        return loss * len(self.losses) / sum(self.losses)
+
+
+@pytest.mark.parametrize("keep", [Queue, Centre, History])
+def test_what_one_call_leaves_for_the_next_is_left_once_a_step(keep):
+    def make():
+        torch.manual_seed(0)
+        return Keyed(keep()).double()
+
+    plain, model = make(), make()
+    batches = [torch.randn(n, 4, dtype=torch.float64) for n in (6, 6, 5)]
+    pipe = autopipe.split(model, 2, (batches[0],), costs="estimated", n_microbatches=3)
+    runtime = pipe.runtime()
+    ours = torch.optim.SGD(runtime.parameters(), 0.1)
+    theirs = torch.optim.SGD(plain.parameters(), 0.1)
+    for x in batches:
+        expected = plain(x)
+        expected.backward()
+        torch.testing.assert_close(runtime.step(x).loss, expected.detach())
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    runtime.gather_weights()
+    torch.testing.assert_close(model.state_dict(), plain.state_dict())
+    runtime.evaluate(batches[0])
+
+
+class KeyedEarly(Keyed):
+    """Goes by what calls have left ahead of nearly all of its weights."""
+
+    def forward(self, x):
+        return self.b(self.a(x + self.keep(F.normalize(x, dim=1))[:, None]).tanh()).square().mean()
+
+
+class Powers(nn.Module):
+    """Divides by a largest value that it comes nearer to with each call, whatever the rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+
+    def forward(self, y):
+        return self.a(y).square().sum(1)
+
+
+@pytest.mark.parametrize("keep", [Queue, Powers])
+def test_what_calls_leave_early_in_a_model_is_told(keep, caplog):
+    model, x = KeyedEarly(keep()).double(), torch.randn(6, 4, dtype=torch.float64)
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
+    caplog.clear()
+    runtime = pipe.runtime()
+    for _ in range(2):
+        runtime.step(x)
+    (told,) = [r.getMessage() for r in caplog.records if "n_microbatches=1" in r.getMessage()]
+    assert "keys" in told if keep is Queue else "_u" in told
