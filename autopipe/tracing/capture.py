@@ -90,6 +90,7 @@ def capture(
     return found
 
 
+@seldom_searched()
 def _capture(
     model: nn.Module,
     args: tuple[Any, ...],
@@ -197,7 +198,6 @@ def _captured(
         return not policy.is_inside_leaf(path)
 
     with (
-        seldom_searched(),
         torch.inference_mode(False),
         switched_off(model),
         unseen(),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from autopipe.errors import InputError
 from autopipe.tracing import capture
+from autopipe.tracing.code.leaf_state import codes_of
 
 WIDTH = 8
 
@@ -214,3 +215,22 @@ def test_leaves_set_their_attributes_themselves(caplog: Any) -> None:
     found = capture(model, (torch.randn(2, WIDTH),), closed=["0"])
     assert found.left == ()
     assert not caplog.records
+
+
+def test_code_of_a_class_is_looked_for_anew_where_its_methods_are_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Layer(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    class Derived(Layer):
+        pass
+
+    def forward(self: Layer, x: Tensor) -> Tensor:
+        return x + 1
+
+    before = codes_of(Derived)
+    assert codes_of(Derived) is before
+    monkeypatch.setattr(Layer, "forward", forward)
+    assert codes_of(Derived) == (forward.__code__,)

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from ..state.global_names import codes_in
+from ..state.quick_check import are_same
 from .restart import WatchMethods
 
 __all__ = [
@@ -83,9 +84,9 @@ class Keeping:
         self.is_any = False
         self.begun: set[str] = set()
 
-    def begin(self, model: nn.Module, opened: Sequence[tuple[str, nn.Module]]) -> None:
+    def begin(self, modules: Sequence[nn.Module], opened: Sequence[tuple[str, nn.Module]]) -> None:
         """Look at all modules as they are before the model is called."""
-        self.opened, self._beginning = opened, state_of([*model.modules()])
+        self.opened, self._beginning = opened, state_of(modules)
 
     def before(self, path: str, inside: Sequence[nn.Module]) -> LeafState:
         """What a leaf keeps as it is called.
@@ -181,10 +182,20 @@ def read_by(cls: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-def codes_of(cls: Any) -> Iterator[types.CodeType]:
+_codes: dict[type, tuple[list[Any], tuple[types.CodeType, ...]]] = {}
+"""By class, what it and those it is made of held when their code was looked for, and that code."""
+_MOST_CLASSES = 1 << 10
+
+
+def codes_of(cls: type) -> tuple[types.CodeType, ...]:
     """The code of the methods of a class and of those it is made of, up to ``nn.Module``."""
     own = itertools.takewhile(lambda c: c is not nn.Module, cls.__mro__)
-    return (code for each in own for value in vars(each).values() for code in codes_in(value))
+    held = [value for each in own for value in vars(each).values()]
+    if cls not in _codes or not are_same(_codes[cls][0], held):
+        if len(_codes) > _MOST_CLASSES:
+            _codes.clear()
+        _codes[cls] = held, tuple(code for value in held for code in codes_in(value))
+    return _codes[cls][1]
 
 
 @functools.lru_cache(maxsize=1 << 10)

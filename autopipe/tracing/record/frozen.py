@@ -5,7 +5,7 @@ Calling a leaf with such weights is left to ``calls.module_modes``, what glue ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -26,10 +26,11 @@ class Frozen:
         self._at, self._ledger = ledger.at, ledger
         self._begun: dict[int, bool] = {}
 
-    def begin(self, model: nn.Module) -> None:
-        """The model is about to be called."""
+    def begin(self, modules: Iterable[nn.Module]) -> None:
+        """The model of these modules is about to be called."""
+        weights = (p for m in modules for p in m._parameters.values() if p is not None)
         with self._at.hushed:
-            self._begun = {id(p): p.requires_grad for p in model.parameters()}
+            self._begun = {id(p): p.requires_grad for p in weights}
 
     def is_set(self, func: Callable[..., Any], args: Any) -> bool:
         """Whether a call says of a weight of the model whether it takes gradients."""

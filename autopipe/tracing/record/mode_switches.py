@@ -5,7 +5,7 @@ Noticing that it does is left to ``attributes``, calling a leaf in such modes to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import nn
 
@@ -23,10 +23,10 @@ class Switched:
         self._begun: dict[int, bool] = {}
         self._now: dict[int, bool] = {}
 
-    def begin(self, model: nn.Module) -> None:
-        """The model is about to be called in the modes that it has."""
+    def begin(self, modules: Iterable[nn.Module]) -> None:
+        """The model is about to be called in the modes that its modules have."""
         with self._at.hushed:
-            self._begun = {id(m): m.training for m in model.modules()}
+            self._begun = {id(m): m.training for m in modules}
 
     def note(self, module: nn.Module, mode: bool) -> None:
         """A module is being set to a mode."""

@@ -123,10 +123,12 @@ class Recorder(TorchFunctionMode):
             call.value, call.storages = meta(tensor), functions.storages(tensor)
             self.ledger.bind(tensor, self.ledger.add(call))
         self.model = model
-        self.modes.begin(model)
-        self.frozen.begin(model)
-        opened = [(p, m) for p, m in model.named_modules() if not self.at.is_in_leaf(p)]
-        self.keeping.begin(model, opened)
+        named = [*model.named_modules()]
+        modules = [m for _, m in named]
+        self.modes.begin(modules)
+        self.frozen.begin(modules)
+        opened = [(p, m) for p, m in named if not self.at.is_in_leaf(p)]
+        self.keeping.begin(modules, opened)
         self.buffers.begin(opened)
         self.perform_one = lambda call, args, kwargs: run_call(
             model, self.ledger.constants, call, args, kwargs, given, torch.device("cpu")

@@ -101,6 +101,7 @@ def readers(
     called = functools.partial(_at, [(vars(sys.modules[module]), name) for module, name in functions])
     yield Reader("a function of torch", called)
     without = {id(vars(registered(model, path)).get(name)) for path, name in filled}
+    is_open = functools.cache(is_open)
     for path, name, read in _beside(beside, without):
         if is_open(path):
             yield Reader(name, read)

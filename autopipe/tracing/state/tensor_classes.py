@@ -17,6 +17,8 @@ __all__ = ["check_answers"]
 
 _ATTRIBUTES = ("shape", "dtype", "device", "layout", "requires_grad", "is_meta", "is_nested", "_version")
 _METHODS = ("numel", "dim", "is_floating_point", "is_complex", "__hash__")
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+_PLAIN = frozenset({type(None), bool, int, float, str})
 _COPIED = 1 << 16
 """Of tensors with at most so many elements a copy is asked for too."""
 
@@ -24,14 +26,15 @@ _COPIED = 1 << 16
 def check_answers(model: nn.Module, *given: Any) -> None:
     """Raise :class:`InputError` for a tensor of the model, or among what it is given, that refuses to tell
     what it is, or to be copied, and for nested ones of the model that cannot be compared."""
-    for name, tensor in _held(model):
+    held = [*_held(model)]
+    for name, tensor in held:
         if tensor.is_nested and tensor.layout is torch.strided:
             raise InputError(
                 f"the model's {name} is a nested tensor in the strided layout, whose values cannot be held "
                 "against later ones; hold its rows in a list, or as one tensor filled up to one length "
                 "(to_padded_tensor)"
             )
-    found = ((f"the model's {name}", t) for name, t in _held(model))
+    found = ((f"the model's {name}", t) for name, t in held)
     arguments = (("an argument", t) for t in flatten(given)[0] if isinstance(t, torch.Tensor))
     for shown, tensor in _own((*found, *arguments)):
         for name, ask in _questions():
@@ -48,9 +51,10 @@ def check_answers(model: nn.Module, *given: Any) -> None:
 def _held(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters, buffers, and tensors in attributes or in containers there, each by a name."""
     for path, module in model.named_modules():
-        plain = {k: v for k, v in vars(module).items() if k not in ("_parameters", "_buffers", "_modules")}
+        plain = {k: v for k, v in vars(module).items() if k not in _REGISTRIES}
         for name, value in {**module._parameters, **module._buffers, **plain}.items():
-            yield from ((f"{path}.{name}".lstrip("."), t) for t in tensors(value))
+            if type(value) not in _PLAIN:
+                yield from ((f"{path}.{name}".lstrip("."), t) for t in tensors(value))
 
 
 def _own(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
