@@ -8,6 +8,7 @@ from runtime_models import grads, make, worst
 from torch import nn
 from zoo.models_multimodal import PackedCrops, PackedPatches, documents
 
+import autopipe
 from autopipe.errors import InputError
 from autopipe.runtime import Runtime
 
@@ -67,3 +68,51 @@ def test_a_batch_that_is_fixed_is_not_cut():
     assert runtime.step(x, target=x, n_microbatches=1).loss > 0
     with pytest.raises(InputError, match="x cannot be cut into 4 microbatches: its 4 rows are fixed"):
         runtime.step(x, target=x, n_microbatches=4)
+
+
+class Passages(nn.Module):
+    """Two passages to each question, of which those of other questions are negatives, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.ask, self.tell = (
+            nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)),
+            nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)),
+        )
+
+    def forward(self, questions, passages):
+        scores = self.ask(questions) @ self.tell(passages).t()
+        return nn.functional.cross_entropy(scores, torch.arange(0, len(passages), 2))
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_packed_rows_that_depend_on_one_another_come_together(n):
+    torch.manual_seed(0)
+    model = Passages().double()
+    example = torch.randn(2, 4).double(), torch.randn(4, 4).double()
+    runtime = autopipe.split(model, 2, example, costs="estimated").runtime()
+    plain, batch = copy.deepcopy(model), (torch.randn(5, 4).double(), torch.randn(10, 4).double())
+    found, wanted = runtime.step(*batch, n_microbatches=n), plain(*batch)
+    wanted.backward()
+    assert abs(found.loss - wanted) < EXACT
+    assert worst(grads(runtime.named_parameters()), grads(plain.named_parameters())) < EXACT
+
+
+class Centred(nn.Module):
+    """Rows that are packed are normalised over all of the batch, before most of the parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.rest = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+
+    def forward(self, x, crops):
+        crops = self.first(crops)
+        crops = (crops - crops.mean(0)) / crops.std(0)
+        return (self.rest(crops).unflatten(0, (len(x), -1)).mean(1) - x).square().mean()
+
+
+def test_packed_rows_that_depend_on_one_another_early_are_refused():
+    torch.manual_seed(0)
+    runtime = Runtime(*make(Centred(), (torch.randn(2, 4), torch.randn(6, 4)), {}, n_stages=2))
+    with pytest.raises(InputError, match="rows of a batch of Centred depend on one another"):
+        runtime.step(torch.randn(4, 4), torch.randn(12, 4), n_microbatches=2)

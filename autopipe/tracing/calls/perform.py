@@ -51,9 +51,13 @@ def run_call(
     given: Mapping[str, torch.Tensor],
     device: torch.device,
 ) -> Any:
-    """What one call gives for these arguments, on the model's own modules."""
+    """What one call gives for these arguments, on the model's own modules.
+
+    An input ``given`` with an axis more than at capture has packed rows apart, and is packed again.
+    """
     if call.op == "placeholder":
-        return given[call.target]
+        value, then = given[call.target], call.value
+        return value.flatten(0, 1) if isinstance(then, torch.Tensor) and value.ndim > then.ndim else value
     if call.op == "get_attr":
         return lookup(model, call.target, constants, device)
     if device.type == "meta":

@@ -7,6 +7,7 @@ to ``explore``, cutting a batch to the runtime.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +16,9 @@ from typing import Any
 import torch
 
 from ...errors import InputError
-from ...graph import Dim, Packed
+from ...graph import Dim, Packed, batch_dim
 
-__all__ = ["packed_fault", "packings", "sample_rows"]
+__all__ = ["apart", "packed_fault", "packings", "sample_rows"]
 
 _GRID_SIDES = (2, 3)
 
@@ -54,6 +55,21 @@ def _grids(name: str, others: Sequence[str], given: Mapping[str, torch.Tensor]) 
         and grid.shape[1] in _GRID_SIDES
         and sum(map(math.prod, grid.tolist())) == given[name].shape[0]
     )
+
+
+def apart(
+    dims: Sequence[Dim], given: Mapping[str, torch.Tensor]
+) -> tuple[tuple[Dim, ...], Mapping[str, torch.Tensor]]:
+    """The same with packed rows on an axis of their own behind the samples', where each sample has as many.
+
+    A call of a placeholder packs such tensors again.
+    """
+    batch = batch_dim(dims)
+    if batch is None or not batch.packed or any(p.grids or given[p.op].is_meta for p in batch.packed):
+        return (*dims,), given
+    unpacked = {p.op: given[p.op].unflatten(0, (batch.example, -1)) for p in batch.packed}
+    loose = dataclasses.replace(batch, where=batch.places, packed=())
+    return tuple(loose if d is batch else d for d in dims), {**given, **unpacked}
 
 
 def sample_rows(batch: Dim, packed: Packed, given: Mapping[str, Any]) -> list[int]:

@@ -14,6 +14,7 @@ import torch
 
 from ...graph import batch_dim
 from ..calls.call import Call, Depends, Recording
+from ..inputs.packing import apart
 from ..runs.session import Session
 from ..sizes.dims import axis_of
 from ..sizes.variation import Mixing, Tail, Variation
@@ -44,11 +45,13 @@ def with_rows_of_the_example(
 
     What is ``known`` of another capture of the model is not asked again.
     """
-    dim, told = batch_dim(variation.dims), (forms, given, variation.dims, variation.shapes, session.device)
-    own = None if dim is None else OwnBackwards(session.model, dim, variation.shapes)
     takes = variation.takes_rows
+    dims, given = apart(variation.dims, given)
+    loose = dataclasses.replace(variation, dims=dims)
+    dim, told = batch_dim(dims), (forms, given, dims, variation.shapes, session.device)
+    own = None if dim is None else OwnBackwards(session.model, dim, variation.shapes)
     found = known.mixing if known else mixing(session.model, *told, session.start, own, takes=takes)
-    asked = session.model, forms[True], given, variation, session.device, session.start
+    asked = session.model, forms[True], given, loose, session.device, session.start
     if not (known or found.always):
         written = () if found.training else by_call(*asked)
         found = dataclasses.replace(found, by_call=written, carried=carried_by(*asked))
@@ -58,7 +61,7 @@ def with_rows_of_the_example(
         found = dataclasses.replace(found, by_call=())
     if own is not None and not (known or found.points or (found.always and not tail.ops)):
         found = dataclasses.replace(
-            found, backward=_in_backward(session, forms[True], given, variation, own, tail)
+            found, backward=_in_backward(session, forms[True], given, loose, own, tail)
         )
     return dataclasses.replace(variation, mixing=found, tail=tail)
 
@@ -96,16 +99,18 @@ def with_rows(
     Not asked where rows are mixed in the first form: then they are refused, or the tail has the batch.
     """
     known, tail, mixed = first.mixing, first.tail, Mixing()
+    dims, given = apart(variation.dims, given)
+    loose = dataclasses.replace(variation, dims=dims)
     if not known.always:
         start = functools.partial(_without_mode, functools.partial(session.start, form.training))
-        told = (given, variation.dims, variation.shapes, session.device, start)
+        told = (given, dims, variation.shapes, session.device, start)
         found = mixing(session.model, {False: form}, *told, takes=variation.takes_rows).always
         in_training = found if form.training and known.training else ""
         mixed = Mixing("" if in_training else found, in_training)
-    dim = batch_dim(variation.dims)
+    dim = batch_dim(dims)
     if dim is not None and not mixed.always and (tail.ops or not known.always):
         own = OwnBackwards(session.model, dim, variation.shapes)
-        backward = _in_backward(session, form, given, variation, own, tail)
+        backward = _in_backward(session, form, given, loose, own, tail)
         mixed = dataclasses.replace(mixed, backward=backward)
     return dataclasses.replace(variation, mixing=mixed)
 
