@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Sequence
 
 from ...costs import OpCost
-from ...graph import OpGraph, ParameterSpec
 from ...plans import Boundary, StagePlan, Tie
 from ..definition.problem import Problem, StageLoad
 from .source import Source
@@ -40,12 +39,11 @@ def lay_out(source: Source, problem: Problem, stage_of: Sequence[int], loads: Se
                 copied[s].append(op.name)
     stages_out = []
     for s, load in enumerate(loads):
-        cost = source.costs.total(ops[s])
-        held = _parameters(graph, ops[s])
-        trained = [p.bytes for p in held if p.requires_grad and source.settings.training]
+        own = tuple(ops[s])
+        totals = source.totals(own)
         again = load.forward_ns / 1e9 if load.recompute else 0.0
         speed = problem.stages[s].speed
-        parts = _parts(cost, source.settings.training)
+        parts = _parts(totals.cost, source.settings.training)
         if load.blocks:
             # blocks are run again by a backward that is not split
             parts = load.backward_ns / 1e9 * speed, 0.0
@@ -53,22 +51,22 @@ def lay_out(source: Source, problem: Problem, stage_of: Sequence[int], loads: Se
             StagePlan(
                 s,
                 problem.stages[s].rank,
-                tuple(ops[s]),
+                own,
                 tuple(copied[s]),
                 load.recompute,
                 load.forward_ns / 1e9,
                 load.backward_ns / 1e9,
                 parts[0] / speed + (again if parts[0] or parts[1] else 0.0),
                 parts[1] / speed,
-                sum(p.bytes for p in held),
-                sum(trained),
+                totals.held_bytes,
+                totals.trained_bytes,
                 load.kept_bytes,
                 load.acting_bytes,
                 problem.stages[s].in_flight,
                 load.memory_bytes,
                 tuple(block.ops for block in load.blocks),
                 sum(block.held_bytes for block in load.blocks),
-                len(trained),
+                totals.n_trained,
             )
         )
     return Layout(
@@ -105,16 +103,6 @@ def _parts(cost: OpCost, training: bool) -> tuple[float, float]:
     known = cost.backward_input_s + cost.backward_weight_s
     share = cost.backward_input_s / known if known else 1.0
     return cost.backward_s * share, cost.backward_s * (1 - share)
-
-
-def _parameters(graph: OpGraph, ops: Sequence[str]) -> list[ParameterSpec]:
-    """The parameters and buffers that some ops use, each once."""
-    names = {
-        graph.parameter[n].name
-        for op in ops
-        for n in (*graph.by_name[op].parameters, *graph.by_name[op].buffers)
-    }
-    return [graph.parameter[n] for n in sorted(names)]
 
 
 def _boundaries(source: Source, home: dict[str, int], placed: dict[str, set[int]]) -> tuple[Boundary, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ...costs import TIMES, CostTable, OpCost
@@ -49,6 +49,16 @@ class Settings:
     training: bool = True
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Totals:
+    """What the ops of a stage cost, and the bytes of what they use: parameters and buffers, each once."""
+
+    cost: OpCost
+    held_bytes: int
+    trained_bytes: int
+    n_trained: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
     """What a problem is made from. ``sizes`` are the bytes of each op's value for one microbatch."""
@@ -71,6 +81,20 @@ class Source:
         sizes = {op.name: op.bytes_at(costs.dims) or _INT_BYTES for op in graph.ops}
         _check_sums(graph, sizes, costs, cluster)
         return cls(graph, costs, cluster, settings, sizes)
+
+    @functools.cached_property
+    def totals(self) -> Callable[[tuple[str, ...]], Totals]:
+        """What a stage's ops cost and hold; remembered, as plans that are looked at share most stages."""
+
+        def made(ops: tuple[str, ...]) -> Totals:
+            graph = self.graph
+            users = [graph.by_name[op] for op in ops]
+            names = {graph.parameter[n].name for op in users for n in (*op.parameters, *op.buffers)}
+            held = [graph.parameter[n] for n in names]
+            trained = [p.bytes for p in held if p.requires_grad and self.settings.training]
+            return Totals(self.costs.total(ops), sum(p.bytes for p in held), sum(trained), len(trained))
+
+        return functools.cache(made)
 
     def on(self, ranks: Sequence[int]) -> Source:
         """The same for some of the cluster's ranks."""
