@@ -630,7 +630,8 @@ def rendezvous():
         plain = copy.deepcopy(model)
         runtime = Runtime(captured, plan, stages, loss_fn=adversary_loss, stall_limit_s=10.0)
         channel = runtime._engine._channel
-        channel._group = strict = Rendezvous(channel._group)
+        strict = Rendezvous(channel.groups[True])
+        channel.groups = strict, strict
         torch.manual_seed(7)
         for _ in range(2):
             args, kwargs, target = adversary_batch(8, 4)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from ...stages import Section, Stage, rng
 from ...torch_private import backward
 from ..data.microbatch import Batch
 from ..reduce.parallel import Replicas
-from ..wire.boundary import Edge, flatten
+from ..wire.boundary import REQUIRES_GRAD, Edge, Frame, flatten
 from .backward import Root, WeightWork, backward_input, root_of
 from .offload import offloaded
 
@@ -109,7 +110,7 @@ class Worker:
             and not step.batch.forms
             and not self._named
         )
-        self._run = self.stage.as_called() if self.module is self.stage else self.module
+        self._code = self.stage.as_called() if self.module is self.stage else self.module
         self._scopes: dict[int, rng.Scope] = {}
         self.leaves: dict[str, list[Tensor]] = {
             name: [t.detach().requires_grad_() for t in step.batch.leaves[name]]
@@ -177,10 +178,9 @@ class Worker:
         if self._recompute and self._step.grad:
             self._forward_to_forget(values, m)
             return
-        outputs = self._call(values, m)
-        self._keep_results(outputs, m)
+        outputs = self._run(values, m)
         for edge in self.edges_out:
-            self._emit(edge, m, _picked(edge, outputs, values), None)
+            self._emit(edge, m, outputs, values, None)
         self._values[m] = []
 
     def _forward_to_forget(self, values: list[Any], m: int) -> None:
@@ -189,23 +189,29 @@ class Worker:
         key = self._step.batch.signature(m), self._training, arrived
         known = self._flags.get(key)
         with contextlib.nullcontext() if known is None else torch.no_grad():
-            outputs = self._call(values, m)
-            self._keep_results(outputs, m)
+            outputs = self._run(values, m)
         if known is None:
             known = self._flags[key] = self._learn_flags(outputs, values)
         for edge, flags in zip(self.edges_out, known, strict=True):
-            self._emit(edge, m, _picked(edge, outputs, values), flags)
+            self._emit(edge, m, outputs, values, flags)
         self._roots[m] = None
 
-    def _call(self, values: Sequence[Any], m: int) -> tuple[Any, ...]:
+    def _run(self, values: Sequence[Any], m: int) -> tuple[Any, ...]:
+        """What the stage gives; the loss and outputs of the last one are kept."""
         if self._is_bare:
-            return self._run(*values)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._draws(m))
-            stack.enter_context(self.replicas.around_forward())
-            stack.enter_context(self._forward_context())
-            stack.enter_context(self._kept_away(values))
-            return self.module(*values, **self._options(m))
+            outputs = self._code(*values)
+        else:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self._draws(m))
+                stack.enter_context(self.replicas.around_forward())
+                stack.enter_context(self._forward_context())
+                stack.enter_context(self._kept_away(values))
+                outputs = self.module(*values, **self._options(m))
+        if self.section.is_last:
+            self._keep_last(outputs, m)
+        if self._probe is not None:
+            self._probe += [(m, self.stage.index, what) for what in self._not_finite(outputs, m)[:1]]
+        return outputs
 
     def _kept_away(self, values: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
         """What puts what autograd keeps, beside weights and what the stage took, into the host's memory."""
@@ -238,13 +244,6 @@ class Worker:
             )
         return self._scopes[m]
 
-    def _keep_results(self, outputs: tuple[Any, ...], m: int) -> None:
-        """The loss and outputs of the last stage; anything not finite, when that is looked for."""
-        if self.section.is_last:
-            self._keep_last(outputs, m)
-        if self._probe is not None:
-            self._probe += [(m, self.stage.index, what) for what in self._not_finite(outputs, m)[:1]]
-
     def _keep_last(self, outputs: tuple[Any, ...], m: int) -> None:
         step = self._step
         if step.outputs_on:
@@ -267,24 +266,30 @@ class Worker:
 
     def _learn_flags(self, outputs: tuple[Any, ...], values: list[Any]) -> tuple[tuple[bool, ...], ...]:
         """Which tensors of each edge require a gradient: a forward without grad mode cannot tell."""
-        return tuple(
-            tuple(t.requires_grad for t in flatten(_picked(edge, outputs, values))[0])
-            for edge in self.edges_out
-        )
+        return tuple(tuple(map(REQUIRES_GRAD, _picked(edge, outputs, values)[0])) for edge in self.edges_out)
 
-    def _emit(self, edge: Edge, m: int, values: list[Any], flags: Sequence[bool] | None) -> None:
-        tensors, frame = flatten(values)
+    def _emit(
+        self,
+        edge: Edge,
+        m: int,
+        outputs: Sequence[Any],
+        values: Sequence[Any],
+        flags: tuple[bool, ...] | None,
+    ) -> None:
+        """Hand on what goes along an edge, detached; ``flags`` where grad mode does not tell them."""
+        tensors, frame = _picked(edge, outputs, values)
         has_grad = self._step.grad
         if flags is None:
-            flags = [has_grad and t.requires_grad for t in tensors]
+            flags = tuple(map(REQUIRES_GRAD, tensors)) if has_grad else (False,) * len(tensors)
         if has_grad and not self._recompute:
-            edge.roots[m] = [root_of(t) for t, flag in zip(tensors, flags, strict=True) if flag]
+            edge.roots[m] = list(map(root_of, itertools.compress(tensors, flags)))
+        given = list(map(Tensor.detach, tensors))
         receiver = self.receivers.get(edge.destination)
         if receiver is None:
-            edge.outbox[m] = ([t.detach() for t in tensors], frame, tuple(flags))
+            edge.outbox[m] = given, frame, flags
         else:
-            grown = edge.grow(m, tensors, flags)
-            receiver.accept(edge, m, grown if frame is None else frame.fill(grown))
+            edge.keep_leaves(m, given, flags)
+            receiver.accept(edge, m, given if frame is None else frame.fill(given))
 
     # -- backward -----------------------------------------------------------------------------------
 
@@ -301,7 +306,8 @@ class Worker:
                 backward(roots, grads)
         if not self._is_plain:
             self.replicas.after_backward()
-        self._finish(m)
+        for edge in self.edges_in:
+            edge.harvest(m)
 
     def backward_input(self, m: int) -> None:
         """Only the gradients that earlier stages wait for; the rest stays for :meth:`backward_weight`."""
@@ -315,7 +321,8 @@ class Worker:
         elif roots:
             with self._draws(m):
                 backward(roots, grads)
-        self._finish(m)
+        for edge in self.edges_in:
+            edge.harvest(m)
 
     def backward_weight(self, m: int) -> None:
         """What :meth:`backward_input` left of microbatch ``m``."""
@@ -346,22 +353,19 @@ class Worker:
 
     def _run_again(self, m: int) -> None:
         """Forward once more, with grad and the same random numbers; buffers stay as they are."""
+        values, self._values[m] = self._values[m], []
         with _unchanged(self._mutated):
-            outputs = self._call(self._values[m], m)
-            self._keep_results(outputs, m)
+            outputs = self._run(values, m)
         for edge in self.edges_out:
-            tensors, _ = flatten(_picked(edge, outputs, self._values[m]))
+            tensors, _ = _picked(edge, outputs, values)
             edge.roots[m] = [root_of(t) for t in tensors if t.requires_grad]
 
-    def _finish(self, m: int) -> None:
-        for edge in self.edges_in:
-            edge.harvest(m)
-        self._values[m] = []
 
-
-def _picked(edge: Edge, outputs: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+def _picked(
+    edge: Edge, outputs: Sequence[Any], values: Sequence[Any]
+) -> tuple[Sequence[Tensor], Frame | None]:
     """What goes along an edge, of what its source gave and took."""
-    return [outputs[o] if o >= 0 else values[~o] for o in edge.outputs]
+    return flatten([outputs[o] if o >= 0 else values[~o] for o in edge.outputs])
 
 
 @contextlib.contextmanager

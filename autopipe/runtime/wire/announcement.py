@@ -6,6 +6,7 @@ Sending announcements and messages is left to ``channel``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -95,6 +96,7 @@ class Form:
 
 
 NOTHING = Form((0,), torch.uint8)
+_like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
 def oddity(tensor: Tensor) -> str:
@@ -185,14 +187,12 @@ class Announcement:
         frame = None if found.frame is None else Frame.from_text(found.frame)
         return cls(tuple(map(Form.heard, found.tensors)), frame, found.present)
 
-    def matches(self, tensors: Sequence[Tensor], frame: Frame | None, flags: Sequence[bool]) -> bool:
+    def matches(self, tensors: Sequence[Tensor], frame: Frame | None, flags: tuple[bool, ...]) -> bool:
         """Whether a message is as announced; runs for every message sent."""
-        if len(tensors) != len(self.tensors) or frame != self.frame:
+        if flags != self.flags or frame != self.frame:
             return False
-        for tensor, flag, form in zip(tensors, flags, self.tensors, strict=True):
-            if tensor.shape != form.shape or tensor.dtype is not form.dtype or flag != form.requires_grad:
-                return False
-            if tensor.is_cpu != form.is_cpu:
+        for tensor, form in zip(tensors, self.tensors, strict=True):
+            if tensor.shape != form.shape or tensor.dtype is not form.dtype or tensor.is_cpu != form.is_cpu:
                 return False
         return True
 
@@ -200,12 +200,12 @@ class Announcement:
         """Empty memory for what is on the wire: the large tensors, then the pack."""
         if len(self._molds) != len(self.on_wire):
             object.__setattr__(self, "_molds", [form.mold(device) for form in self.on_wire])
-        return [torch.empty_like(mold, memory_format=torch.contiguous_format) for mold in self._molds]
+        return list(map(_like, self._molds))
 
     def to_wire(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors as :meth:`buffers` lays them out; what has no numbers is not sent."""
         if self.is_bare:
-            return [_plain(tensor) for tensor in tensors]
+            return list(map(_plain, tensors))
         laid = [self.tensors[i].to_wire(tensors[i]) for i in self.alone]
         if self.packed:
             pack = self.pack.empty(tensors[self.packed[0][0]].device)

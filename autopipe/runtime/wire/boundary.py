@@ -6,6 +6,8 @@ Moving them between ranks is left to ``channel``; when, to ``program``.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +19,9 @@ from ...stages import Section
 from ...torch_private import pytree
 from .values import Unfit, dumps, loads
 
-__all__ = ["Edge", "Frame", "edges_between", "flatten"]
+__all__ = ["REQUIRES_GRAD", "Edge", "Frame", "edges_between", "flatten"]
+
+GRAD, REQUIRES_GRAD = operator.attrgetter("grad"), operator.attrgetter("requires_grad")
 
 
 class _Slot:
@@ -76,13 +80,13 @@ class Frame:
         return cls(pytree.treespec_loads(structure), leaves)
 
 
-def flatten(values: Sequence[Any]) -> tuple[list[Tensor], Frame | None]:
+def flatten(values: Sequence[Any]) -> tuple[Sequence[Tensor], Frame | None]:
     """The tensors of some values in order, and their frame; None when every value is a tensor."""
     for value in values:
         if not isinstance(value, Tensor):
             break
     else:
-        return list(values), None
+        return values, None
     leaves, structure = pytree.tree_flatten(list(values))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     return tensors, Frame(structure, tuple(SLOT if isinstance(x, Tensor) else x for x in leaves))
@@ -159,21 +163,15 @@ class Edge:
         self.leaves: list[list[Tensor] | None] = [None] * n_microbatches
         self.grads: list[Sequence[Tensor | None] | None] = [None] * n_microbatches
 
-    def grow(self, m: int, tensors: Sequence[Tensor], flags: Sequence[bool]) -> list[Tensor]:
-        """The destination's tensors: detached, and requiring a gradient where flagged."""
-        grown = [t.detach() for t in tensors]
-        self.keep_leaves(m, grown, flags)
-        return grown
-
     def keep_leaves(self, m: int, tensors: Sequence[Tensor], flags: Sequence[bool]) -> None:
         """Let the destination's own tensors require a gradient where flagged."""
-        self.leaves[m] = [t.requires_grad_() for t, flag in zip(tensors, flags, strict=True) if flag]
+        self.leaves[m] = list(map(Tensor.requires_grad_, itertools.compress(tensors, flags)))
 
     def harvest(self, m: int) -> None:
         """Take the gradients of microbatch ``m`` off its leaves, once its backward is through."""
         leaves = self.leaves[m]
         if leaves is not None:
-            self.grads[m] = [leaf.grad for leaf in leaves]
+            self.grads[m] = list(map(GRAD, leaves))
             self.leaves[m] = None
 
     def take(self, m: int, roots: list[Tensor | GradientEdge], grads: list[Tensor]) -> None:

@@ -20,7 +20,6 @@ from ... import accelerator
 from ...errors import StepError
 from .announcement import Announced, Announcement, Form, oddity
 from .boundary import Book, Edge
-from .group import Group
 from .link import SENT
 from .peers import Peers
 
@@ -34,26 +33,23 @@ stream, which may then use that message's memory again."""
 class Channel:
     """One rank's end of all its connections; what goes over it goes by :class:`Values` or :class:`Gradients`.
 
-    ``signatures`` (set per step) are what shapes depend on, one per microbatch.
+    ``signatures`` (set per step) are what shapes depend on, one per microbatch. ``groups`` carry
+    tensors: those of the pipeline's device, and those in the host's memory.
     """
 
     def __init__(self, peers: Peers, device: torch.device) -> None:
         self.peers, self.device = peers, device
-        self._group, self._is_async = peers.group, accelerator.is_async(device)
+        self.groups = peers.group, peers.control if accelerator.is_async(device) else peers.group
         self._leaving: list[collections.deque[list[tuple[Any, Tensor]]]] = [
             collections.deque() for _ in range(peers.n_ranks)
         ]
         self.signatures: Sequence[int] = ()
 
-    def carrier(self, tensor: Tensor) -> Group:
-        """What moves a tensor: another group where it is in the host's memory and the pipeline is not."""
-        return self.peers.control if self._is_async and tensor.is_cpu else self._group
-
     def send(self, tensors: Sequence[Tensor], peer: int) -> None:
         """Start sending the tensors of one message."""
         message = []
         for tensor in tensors:
-            work = self.carrier(tensor).send(tensor, peer)
+            work = self.groups[tensor.is_cpu].send(tensor, peer)
             if work is not SENT:
                 message.append((work, tensor))
         if message:
@@ -70,7 +66,7 @@ class Channel:
 
     def _finish(self, message: list[tuple[Any, Tensor]]) -> None:
         for work, tensor in message:
-            self.carrier(tensor).wait(work)
+            self.groups[tensor.is_cpu].wait(work)
 
 
 class _Way:
@@ -88,14 +84,15 @@ class _Way:
         channel, peer = self._channel, self.peer
         announced = self._book.settled.get(channel.signatures[m]) or self._learn(m)
         buffers = announced.buffers(channel.device)
-        works = [channel.carrier(buffer).recv(buffer, peer) for buffer in buffers]
+        groups = channel.groups
+        works = [groups[buffer.is_cpu].recv(buffer, peer) for buffer in buffers]
         self._arriving[m] = announced, buffers, works
 
     def _wait(self, m: int) -> tuple[Announcement, list[Tensor]]:
         channel = self._channel
         announced, buffers, works = self._arriving.pop(m)
         for work, buffer in zip(works, buffers, strict=True):
-            channel.carrier(buffer).wait(work)
+            channel.groups[buffer.is_cpu].wait(work)
         return announced, announced.from_wire(buffers, channel.device)
 
     def _announce(self, m: int, found: Announcement) -> None:

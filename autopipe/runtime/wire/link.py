@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection
 
+import msgspec
 from torch import Tensor
 
 from ...accelerator import memory
@@ -56,7 +57,8 @@ class Link:
 
     def recv(self, tensor: Tensor) -> Arrival:
         """Expect a message in a contiguous CPU tensor; ``wait()`` on what is returned fills it."""
-        arrival = Arrival(self, tensor)
+        n_bytes = tensor.nbytes
+        arrival = Arrival(self, tensor, n_bytes, 2 * n_bytes + 1024)
         self._unread += arrival.n_buffered
         while self._coming and self._unread > self._room:
             self.read_next()
@@ -97,23 +99,22 @@ class Link:
         self._socket.close()
 
 
-class Arrival:
+class Arrival(msgspec.Struct, eq=False):
     """A message on its way into ``tensor``.
 
     ``n_buffered`` is the most it takes of a socket's buffer: memory in powers of two, and its bookkeeping.
     """
 
-    __slots__ = ("_link", "is_here", "n_buffered", "n_bytes", "tensor")
-
-    def __init__(self, link: Link, tensor: Tensor) -> None:
-        self._link, self.tensor, self.is_here = link, tensor, False
-        self.n_bytes = tensor.nbytes
-        self.n_buffered = 2 * self.n_bytes + 1024
+    link: Link
+    tensor: Tensor
+    n_bytes: int
+    n_buffered: int
+    is_here: bool = False
 
     def wait(self, _limit: object = None) -> None:
         """Return once the message is here, and those expected before it."""
         while not self.is_here:
-            self._link.read_next()
+            self.link.read_next()
 
 
 class Sent:
