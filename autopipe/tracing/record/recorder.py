@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -38,6 +37,7 @@ from ..values.origin import Unseen
 from ..values.reads import Reads
 from ..values.tracked import plain
 from . import dict_arguments, split_guards
+from .bounded import Bounded
 from .contexts import Contexts
 from .draws import Draws, Streams
 from .exported_memory import HandedOut
@@ -95,7 +95,7 @@ class Recorder(TorchFunctionMode):
         self.opaque = OpaqueCalls(self.at, self.ledger, self, self.streams.here, self.foreign)
         self.hooked, self.twins, self.moded = hooked, twins, moded
         self.modes, self.frozen = Switched(self.at), Frozen(self.ledger)
-        self.buffers = ReplacedBuffers(self.ledger)
+        self.buffers, self.bounded = ReplacedBuffers(self.ledger), Bounded(self.ledger)
         self.swapped: set[str] = set()
         self.by_data: Collection[str] = ()
         self.leaf_path, self.keeping = "", Keeping(modules, watched)
@@ -130,6 +130,7 @@ class Recorder(TorchFunctionMode):
         opened = [(p, m) for p, m in named if not self.at.is_in_leaf(p)]
         self.keeping.begin(modules, opened)
         self.buffers.begin(opened)
+        self.bounded.begin(model)
         self.perform_one = lambda call, args, kwargs: run_call(
             model, self.ledger.constants, call, args, kwargs, given, torch.device("cpu")
         )
@@ -144,6 +145,7 @@ class Recorder(TorchFunctionMode):
                 f"model runs, so what one call does depends on earlier ones; call the model without it"
             )
         self.buffers.write(self.model, self.function)
+        self.bounded.end()
         values, spec = flatten(result)
         for value in values:
             _check_output(value)
@@ -389,7 +391,8 @@ class Recorder(TorchFunctionMode):
         if functions.takes_numpy(actual) and not self.ledger.knows_arrays(actual):
             return self.outside_numbers(func, actual)
         self.reads.tried(call, name, actual[0])
-        self.check_parameters(actual, name, call.source)
+        if self.bounded.writes(name, actual):
+            return self.bounded.write(func, name, (args, kwargs), self.function)
         return self.perform(call, func, actual)
 
     def perform_aside(self, call: Call, args: Any, kwargs: Any) -> Any:
@@ -410,30 +413,6 @@ class Recorder(TorchFunctionMode):
             "call_method", "clone", (constant,), hint="clone", path=self.at.path, source=self.at.source()
         )
         return self.perform(call, value.clone, ((), {}))
-
-    def check_parameters(self, actual: Any, name: str, source: str) -> None:
-        """A module whose glue code writes to a parameter stays whole."""
-        given = [*functions.tensors(actual[1].get("out"))]
-        if functions.writes_in_place(name, actual):
-            given += itertools.islice(functions.tensors(actual), 1)
-        if not given:
-            return
-        with self.at.hushed:
-            touched = frozenset().union(*map(functions.storages, given))
-        if written := self.parameters.keys() & touched:
-            raise CloseModule(
-                self.at.path, f"{source}: {name} writes to parameter {self.parameters[min(written)]}"
-            )
-
-    @functools.cached_property
-    def parameters(self) -> dict[int, str]:
-        """The names of the model's parameters by the memory they lie in."""
-        held = [
-            (s, n)
-            for n, p in self.model.named_parameters()
-            for s in (() if nn.parameter.is_lazy(p) else functions.storages(p))
-        ]
-        return dict(held)
 
     # ---------------------------------------------------------------- performing
 

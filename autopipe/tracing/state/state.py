@@ -24,12 +24,12 @@ from .iterators import Spent
 from .quick_check import Glance, Seen, are_same
 from .reach import Reached, reached, saved, state_of
 
-__all__ = ["Snapshot", "draw_alike", "generators", "preserved", "seed", "switch"]
+__all__ = ["SMALL", "Snapshot", "draw_alike", "generators", "preserved", "seed", "switch"]
 
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"}
 _SIMPLE = (int, float, str, bytes, bool, type(None))
 _EMPTY = object()
-_SMALL = 1 << 16
+SMALL = 1 << 16
 """Parameters of at most so many elements are put back where a forward writes to them behind torch's back."""
 
 
@@ -190,7 +190,7 @@ def _is_drawn(generator: Any, put_back: Callable[[], None]) -> bool:
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    return not _is_absent(tensor) and tensor.numel() <= _SMALL
+    return not _is_absent(tensor) and tensor.numel() <= SMALL
 
 
 def _is_absent(tensor: torch.Tensor) -> bool:
