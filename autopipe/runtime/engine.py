@@ -186,7 +186,8 @@ class Engine:
             self._bind,
             functools.partial(meet, self),
         )
-        self.results = Results(capture, self.outputs, self.peers, stages[-1].rank, self.device)
+        last = stages[-1].rank
+        self.results = Results(capture, self.outputs, self._weigher, self.peers, last, self.device)
         self._wire()
 
     def _wire(self) -> None:

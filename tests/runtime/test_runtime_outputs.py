@@ -67,6 +67,57 @@ def test_outputs_that_microbatches_cannot_give_are_refused():
     )
 
 
+class Scalars(nn.Module):
+    """Scalars beside the rows: a mean over these, one over labels if there are any, and one of neither."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x, labels=None):
+        h = torch.tanh(self.a(x))
+        logits = self.b(h)
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+        return {"loss": loss, "logits": logits, "mean": h.square().mean(), "fixed": torch.tensor(1.5)}
+
+
+@pytest.mark.parametrize("asks", ["forward", "evaluate", "step"])
+@pytest.mark.parametrize("whose", ["loss_fn", "a sum", "the model"])
+def test_scalars_are_those_of_the_whole_batch(whose, asks):
+    torch.manual_seed(0)
+    model = Scalars().double()
+    x = torch.randn(7, 4, dtype=torch.float64)
+    labels = torch.tensor([2, -100, -100, 1, 0, -100, 1])
+    own = whose == "the model"
+    args = (x, labels) if own else (x,)
+    reduction = "sum" if whose == "a sum" else "mean"
+    options = {} if own else {"loss_fn": nn.MSELoss(reduction=reduction)}
+    if not own:
+        mse = options["loss_fn"]
+        options["loss_fn"] = _OfLogits(mse) if whose == "a sum" else lambda out, y: mse(out["logits"], y)
+    runtime = Runtime(*make(model, args, {}, n_stages=2, n_microbatches=3), **options)
+    wanted = model(*args)
+    if asks == "forward":
+        found = runtime.forward(*args)
+    else:
+        target = {} if own else {"target": torch.zeros_like(wanted["logits"])}
+        found = getattr(runtime, asks)(*args, **target, return_outputs=True).outputs
+    if own:  # all but the loss weigh as the loss does
+        del found["mean"], wanted["mean"]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+
+
+class _OfLogits(nn.Module):
+    """A loss that says that it is a sum, as torch's do."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.reduction, self.loss = loss.reduction, loss
+
+    def forward(self, out, target):
+        return self.loss(out["logits"], target)
+
+
 class Mean(nn.Module):
     def __init__(self):
         super().__init__()

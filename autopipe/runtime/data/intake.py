@@ -130,13 +130,10 @@ class Intake:
         n = int(request.n_microbatches or self._options.n_microbatches)
         free = {name: v.detach() if name in inputs else v for name, v in bound.items()}
         batch = self._meet(self._splitter.split(free, target, n))
-        weights: Sequence[float | Tensor] = [1.0] * batch.n_microbatches
-        counted: float | None = None
-        if (
-            request.loss
-        ):  # counted where the batch is; on a device, without a wait for it where it stays there
-            told = self._feed is not None or self._options.mesh is not None
-            weights, counted = self._weigher.weigh(batch, request.args, kwargs, bound, is_read=told)
+        # counted where the batch is; on a device, without a wait for it where it stays there
+        told = self._feed is not None or self._options.mesh is not None
+        weigh = self._weigher.weigh if request.loss else self._weigher.weigh_outputs
+        weights, counted = weigh(batch, request.args, kwargs, bound, is_read=told)
         if self._feed is not None:
             self._feed.give(batch, target, n, (weights, counted))
         batch = batch.on(self._device, self._used, self._takes_target)

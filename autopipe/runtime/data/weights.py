@@ -85,8 +85,9 @@ class Weigher:
         is_counted = given is None and not self.is_sum and not is_whole
         self._capture, self._told = capture, set[str]()
         self._known: dict[fx.Graph, Losses] = {}
-        self.is_counted = is_counted and loss_fn is None
-        self._has_beside = is_counted and loss_fn is not None and not said
+        self._is_models_own = loss_fn is None
+        self.is_counted = is_counted and self._is_models_own
+        self._has_beside = is_counted and not self._is_models_own and not said
         if self.is_counted:
             self._losses(0)
 
@@ -126,6 +127,32 @@ class Weigher:
             return found[0]
         self._warn("it averages several times, over labels that are counted differently")
         return by_rows
+
+    def weigh_outputs(
+        self,
+        batch: Batch,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        bound: Mapping[str, Any],
+        *,
+        is_read: bool = True,
+    ) -> Weights:
+        """As :meth:`weigh`, for scalars among the outputs, where no ``loss_fn`` is asked.
+
+        A model's own loss weighs as in a step. Beside a ``loss_fn`` scalars are means over the model's
+        labels, else over rows.
+        """
+        if self._is_models_own:
+            return self.weigh(batch, args, kwargs, bound, is_read=is_read)
+        return self.beside(batch) or _normalised(batch.rows)[0], None
+
+    def in_outputs(self, batch: Batch, weights: Sequence[float | Tensor]) -> Sequence[float | Tensor]:
+        """What microbatches of these ``weights`` weigh in scalars among the outputs.
+
+        The same, but rows where a ``loss_fn`` sums: that it does says nothing of what the model gives.
+        """
+        is_other = self.is_sum and not self._is_models_own and self._given is None
+        return _normalised(batch.rows)[0] if is_other else weights
 
     def measure(self, calls: Sequence[Bound]) -> list[float | None]:
         """What each batch's loss is averaged over: rows, counted labels or given weights; None for a sum."""

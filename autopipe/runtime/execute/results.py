@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..data.outputs import Outputs, share, weighted
+from ..data.weights import Weigher
 from ..stage.worker import StepInputs, Worker
 from ..step_result import StepResult
 from ..wire.peers import Peers
@@ -27,9 +28,15 @@ class Results:
     """Makes the results of steps; ``source`` is the pipeline rank that has them first."""
 
     def __init__(
-        self, capture: Capture, outputs: Outputs, peers: Peers | None, source: int, device: torch.device
+        self,
+        capture: Capture,
+        outputs: Outputs,
+        weigher: Weigher,
+        peers: Peers | None,
+        source: int,
+        device: torch.device,
     ) -> None:
-        self._capture, self._outputs, self._peers = capture, outputs, peers
+        self._capture, self._outputs, self._weigher, self._peers = capture, outputs, weigher, peers
         self._source, self._device = source, device
         self._dtype: torch.dtype | None = None
         self._is_dtype_shared = False
@@ -41,7 +48,9 @@ class Results:
             total = weighted(last.losses, last.step.weights).to(self._device)
             self._dtype = self._dtype or next(x.dtype for x in last.losses if x is not None)
         if last is not None and step.outputs_on:
-            leaves = self._outputs.join([o or [] for o in last.outputs], last.step.batch, last.step.weights)
+            batch = last.step.batch
+            weights = self._weigher.in_outputs(batch, last.step.weights)
+            leaves = self._outputs.join([o or [] for o in last.outputs], batch, weights)
         if self._peers is not None:
             leaves, total = self._share(self._peers, step, leaves, total)
         joined = None if leaves is None else self._capture.assemble(leaves)
