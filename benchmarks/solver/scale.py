@@ -86,6 +86,7 @@ def solved(n_stages: int, limit: str) -> dict[str, Any]:
     microbatch more in flight on each rank than on the next.
     """
     from autopipe.solve import chain
+    from autopipe.solve.stopping import timed_by_work
 
     from .families import Sketch, transformer
 
@@ -104,7 +105,8 @@ def solved(n_stages: int, limit: str) -> dict[str, Any]:
             for x, s in enumerate(problem.stages)
         )
         problem = dataclasses.replace(problem, items=items, stages=stages)
-    answer = chain(problem, time_limit_s=20.0)
+    with timed_by_work():
+        answer = chain(problem, time_limit_s=20.0)
     gap = answer.bottleneck_ns / answer.lower_ns - 1
     return {"ops": len(problem.items), "gap": gap, "proved": answer.proved}
 
