@@ -19,6 +19,7 @@ from ..runs.session import Session
 from ..sizes.dims import axis_of
 from ..sizes.variation import Mixing, Tail, Variation
 from .backwards import OwnBackwards, mixed_in_backward
+from .held_back import holds_back, mixed_in_gradients
 from .mixing import mixing, rows_of
 from .other_answers import FormPairs, two_rows
 from .per_call_state import by_call, carried_by
@@ -56,6 +57,8 @@ def with_rows_of_the_example(
         written = () if found.training else by_call(*asked)
         found = dataclasses.replace(found, by_call=written, carried=carried_by(*asked))
     tail = find_tail(session.model, *told, session.start, found, takes=takes)
+    if tail.ops and _held_back_ahead(session, forms[False], given, variation, tail):
+        tail = Tail(obstacle="gradients ahead of what follows hang on all rows")
     if found.carried and tail.ops:
         # all that writes is in the tail, which runs once
         found = dataclasses.replace(found, by_call=())
@@ -64,6 +67,29 @@ def with_rows_of_the_example(
             found, backward=_in_backward(session, forms[True], given, loose, own, tail)
         )
     return dataclasses.replace(variation, mixing=found, tail=tail)
+
+
+def _held_back_ahead(
+    session: Session,
+    form: Recording,
+    given: Mapping[str, torch.Tensor],
+    variation: Variation,
+    tail: Tail,
+) -> bool:
+    """Whether what a tail takes has gradients that mix rows; not so where noise is drawn, or none is run."""
+    dim = batch_dim(variation.dims)
+    if dim is None or not holds_back(session.model, form) or any(c.is_random for c in form.calls):
+        return False
+    more = [2] if variation.takes_rows(2) and variation.takes_rows(4) else []
+    inside = [c for c in form.calls if c.name in tail.ops or c.op == "output"]
+    taken = [c for call in inside for c in call.inputs if c.name not in tail.ops]
+    start = functools.partial(session.start, form.training)
+    run = rows_of(session.model, form, given, dim, session.device, start, alone=variation.takes_rows(2))
+    try:
+        return bool(mixed_in_gradients(session.model, run, taken, (), dim, variation.shapes, more))
+    except Exception as error:  # any Python of the model, on rows it may not take
+        _logger.debug("gradients ahead of a tail could not be told apart: %s", error)
+        return False
 
 
 def _in_backward(

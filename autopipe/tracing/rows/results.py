@@ -105,6 +105,11 @@ class Results:
         return [v for c, v in made if isinstance(c, Call)]
 
     @property
+    def is_noisy(self) -> bool:
+        """Whether anything is drawn for rows a and b, once they have run; before, whether it may be."""
+        return self._is_noisy
+
+    @property
     def are_telling(self) -> bool:
         """Whether the numbers made of inputs tell anything: no mean of nothing does, nor one that stays."""
         made = [i for i in self._numbers if self._leaves[i].depends & Depends.INPUT]
@@ -307,6 +312,12 @@ class Results:
             if abs(found - expected) > allowed * max(map(abs, (found, ab, known))):
                 return f"{found:.6g} for three rows, where it is {known:.6g} for one and {ab:.6g} for two"
         return ""
+
+    def known_shares(self) -> tuple[float, ...]:
+        """What row a may weigh in a mean or sum: evenly, or by its labels; none where these do not tell."""
+        if not self._is_counted:
+            return (0.5,)
+        return () if self._shares is None else (0.5, self._shares[0])
 
     @functools.cached_property
     def _shares(self) -> tuple[float, float] | None:

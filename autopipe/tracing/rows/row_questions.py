@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, device, dtype, nn
@@ -21,6 +21,7 @@ from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from .class_weights import by_class_weights
 from .data_dependent import Reading, Turn, Turned, Watch, alike, numbers_apart, reading, scales
+from .held_back import holds_back, mixed_in_gradients
 from .inner_numbers import Around, numbers_elsewhere
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ
 from .thresholds import rows_to_try, thresholds
@@ -78,19 +79,24 @@ def _questions(asked: Asked) -> Iterator[tuple[Callable[[], str], bool]]:
             functools.partial(_of_others, results, given, alone=True, dim=dim, shapes=shapes, times=few),
             False,
         )
+    is_more, watch = is_sure and asked.takes(2 * _MANY), Watch(model, form)
+    in_gradients = functools.partial(_in_gradients, asked) if holds_back(model, form) else None
+    if in_gradients is not None:
+        yield functools.partial(in_gradients, [_MANY] if is_more else ()), False
     others = of_other_weights(given, dim), told_otherwise(given, dim), unlike(model, form, given, dim, shapes)
     for rows in itertools.chain(*others):
         yield functools.partial(mixed_among, rows), False
         yield functools.partial(by_class_weights, model, form, rows, dim, asked.device, asked.begin), False
     for apart in numbers_apart(form, {name for name, _ in dim.where}) if is_sure else ():
         yield functools.partial(_of_numbers, results, given, changes=apart), False
-    is_more, watch = is_sure and asked.takes(2 * _MANY), Watch(model, form)
     if is_more:
         # what two rows do not come near to, as a largest norm, more of them may pass
         yield functools.partial(_of_more, results, asked.seen, given, dim, shapes, watch), False
     for n in _numbers_of_rows(asked, watch) if is_more else ():
         if asked.takes(n + 2):
             yield functools.partial(_among_more, results, asked.seen, given, n // 2 + 1, dim, shapes), True
+            if in_gradients is not None:
+                yield functools.partial(in_gradients, [n // 2 + 1]), True
     evenly, apart_inside = _numbers_elsewhere(asked) if is_sure and watch.may_bend else ([], [])
     for around in apart_inside:
         yield functools.partial(_of_numbers, results, given, around=around), False
@@ -105,6 +111,15 @@ def _questions(asked: Asked) -> Iterator[tuple[Callable[[], str], bool]]:
         yield functools.partial(_of_alike, results, given, is_sure, dim, shapes), False
     for on_other_data in _by_other_data(asked, read):
         yield functools.partial(_by_data, on_other_data, is_more, dim, shapes), True
+
+
+def _in_gradients(asked: Asked, more: Sequence[int] = ()) -> str:
+    """What mixes rows in the gradients alone; not asked where noise is drawn."""
+    if asked.seen.is_noisy:
+        return ""
+    made = [c for c in asked.form.calls[-1].args[0] if isinstance(c, Call)]
+    run, shares = asked.run(alone=asked.is_sure), asked.seen.known_shares()
+    return mixed_in_gradients(asked.model, run, made, shares, asked.dim, asked.shapes, more)
 
 
 def _numbers_of_rows(asked: Asked, watch: Watch) -> list[int]:

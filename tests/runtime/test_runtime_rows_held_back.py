@@ -1,0 +1,131 @@
+"""Rows that depend on one another in gradients alone, where code holds some of these back."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import autopipe
+from autopipe.errors import InputError
+
+
+class Held(nn.Module):
+    """Layers with a ``middle`` and a loss, either of which may hold gradients back."""
+
+    def __init__(self, middle=None, loss=F.mse_loss):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.middle, self.loss = middle or nn.Identity(), loss
+
+    def forward(self, x, y):
+        return self.loss(self.c(self.middle(self.b(self.a(x).tanh()))), y)
+
+
+def over_itself(y, target):
+    loss = F.mse_loss(y, target)
+    return loss / loss.detach()
+
+
+def by_numbers(y, target):
+    losses = [F.mse_loss(y, target), y.abs().mean()]
+    return sum(loss / loss.item() for loss in losses)
+
+
+def as_large(y, target):
+    loss, other = F.mse_loss(y, target), y.abs().mean()
+    return loss + other * (loss / other).detach()
+
+
+class Weighed(nn.Module):
+    """Code kept whole, whose number is a mean of rows' while its gradients are none."""
+
+    def forward(self, y, target):
+        loss, other = F.mse_loss(y, target), y.abs().mean()
+        with torch.no_grad():
+            weight = loss / other
+        return loss + weight * (other - other.detach())
+
+
+class Apart(nn.Module):
+    """Holds back gradients row by row, as comparison of two views does."""
+
+    def forward(self, y, target):
+        return -F.cosine_similarity(y, target + y.detach()).mean()
+
+
+def steps_as_the_model(make, *, sizes=(6, 6, 5)):
+    torch.manual_seed(0)
+    plain = make().double()
+    torch.manual_seed(0)
+    model = make().double()
+    batches = [[torch.randn(n, 4, dtype=torch.float64) for _ in range(2)] for n in sizes]
+    pipe = autopipe.split(model, 2, tuple(batches[0]), costs="estimated", n_microbatches=3)
+    runtime = pipe.runtime()
+    for x, y in batches:
+        runtime.step(x, y)
+        plain(x, y).backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+        plain.zero_grad()
+        model.zero_grad()
+    return pipe
+
+
+@pytest.mark.parametrize("loss", [over_itself, by_numbers, as_large, Weighed()])
+def test_a_loss_by_what_it_holds_back_of_all_rows_has_the_whole_batch(loss):
+    assert steps_as_the_model(lambda: Held(loss=loss)).graph.variation.tail.ops
+
+
+def test_gradients_held_back_row_by_row_are_no_mixing():
+    assert not steps_as_the_model(lambda: Held(loss=Apart())).graph.variation.mixing.always
+
+
+class Centred(nn.Module):
+    """Gives what it is given; its gradients go by the mean of all rows."""
+
+    def forward(self, h):
+        return h + h * (h.mean(0) - h.mean(0).detach())
+
+
+class FewAlone(nn.Module):
+    """Learns of few rows alone."""
+
+    def __init__(self, hold):
+        super().__init__()
+        self.hold = hold
+
+    def forward(self, h):
+        return self.hold(h)
+
+
+def beyond(h):
+    return h.detach() if len(h) > 16 else h
+
+
+def without_grad(h):
+    with torch.set_grad_enabled(h.shape[0] < 12):
+        return h * 2
+
+
+def scaled(h):
+    return h + (h - h.detach()) / len(h)
+
+
+def cut(h):
+    return torch.cat([h[:20], h[20:].detach()])
+
+
+@pytest.mark.parametrize("hold", [beyond, without_grad, scaled, cut])
+def test_layers_that_hold_back_gradients_from_so_many_rows_on_are_refused(hold):
+    x = torch.randn(8, 4, dtype=torch.float64)
+    model = Held(FewAlone(hold)).double()
+    pipe = autopipe.split(model, 2, (x, x), costs="estimated", n_microbatches=2)
+    with pytest.raises(InputError, match="hang on how many rows there are"):
+        pipe.runtime().step(x, x)
+
+
+def test_layers_whose_gradients_alone_mix_rows_are_refused():
+    x = torch.randn(8, 4, dtype=torch.float64)
+    pipe = autopipe.split(Held(Centred()).double(), 2, (x, x), costs="estimated", n_microbatches=2)
+    with pytest.raises(InputError, match=r"gradients of .* are not those of each row"):
+        pipe.runtime().step(x, x)
