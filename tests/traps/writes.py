@@ -141,7 +141,7 @@ def foreach_writes(self: Any, x: Tensor) -> Tensor:
     return self.run(x - self.ema)
 
 
-@trap("refused")
+@trap()
 def weights_clamped(self: Any, x: Tensor) -> Tensor:
     self.layers[0].weight.data.clamp_(-0.1, 0.1)
     return self.run(x)
