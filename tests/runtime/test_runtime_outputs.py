@@ -118,6 +118,24 @@ class _OfLogits(nn.Module):
         return self.loss(out["logits"], target)
 
 
+class Doubles(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x.mul_(2)
+        return self.b(torch.tanh(self.a(x)))
+
+
+def test_an_input_that_is_written_to_trains_in_microbatches():
+    torch.manual_seed(0)
+    model, x, y = Doubles().double(), torch.randn(7, 4).double(), torch.randn(7, 3).double()
+    runtime = Runtime(*make(model, (x.clone(),), {}, n_stages=2, n_microbatches=3), loss_fn=nn.MSELoss())
+    wanted = nn.functional.mse_loss(model(x.clone()), y)
+    torch.testing.assert_close(runtime.step(x.clone(), target=y).loss, wanted.detach(), rtol=0, atol=1e-12)
+
+
 class Mean(nn.Module):
     def __init__(self):
         super().__init__()

@@ -46,7 +46,8 @@ class Pieces(Sequence[Tensor]):
     @functools.cached_property
     def _cut(self) -> Sequence[Tensor]:
         whole, axis = self._whole, self._axis
-        pieces: Sequence[Tensor] = whole.split(list(self._sizes), axis)
+        # none is a view of the batch: what a model writes to one would undo what others keep for a backward
+        pieces: Sequence[Tensor] = torch.unsafe_split_with_sizes(whole, list(self._sizes), axis)
         are_dense = axis == 0 and whole.is_contiguous()  # as they are, then, in the batch's own order
         return pieces if are_dense else [lying_like(whole, piece) for piece in pieces]
 
