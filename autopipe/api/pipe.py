@@ -193,11 +193,21 @@ class Pipe(nn.Module, metaclass=_Short):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """``model.load_state_dict()``; with ``assign`` the stages take over the new tensors."""
+        """``model.load_state_dict()``; with ``assign`` the stages take over the new tensors.
+
+        Raises :class:`InputError` for ``assign`` under stages that a runtime has wrapped.
+        """
+        if assign and any(runtime.engine.was_wrapped for runtime in self._runtime):
+            raise InputError(
+                "the stages were wrapped, and what wraps them would keep the old tensors; load without "
+                "assign=True, or before pipe.runtime() and its wrap()"
+            )
         result = self.model.load_state_dict(state_dict, strict, assign)
         if assign:
             self.graph.assumptions.accept()
             object.__setattr__(self, "stages", build(self.graph, self.plan))
+            for runtime in self._runtime:
+                runtime.engine.renew(self.stages)
         return result
 
     def verify(self, *args: Any, rtol: float | None = None, seed: int = 0, **kwargs: Any) -> Parity:

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import pathlib
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -37,7 +37,7 @@ from .peak_memory import PeakMemory
 from .reduce.parallel import ReplicaDims, Replicas, replicas_of
 from .reduce.precision import autocast_context, placeholder
 from .reduce.refusals import watch
-from .reduce.ties import TieSum, find_ties, learned
+from .reduce.ties import TieSum, check_ties, find_ties, learned
 from .stage.copies import Copies
 from .stage.crew import (
     check_replicas,
@@ -77,6 +77,7 @@ class Engine:
     ----------
     rank: within the pipeline. stages, workers: those of this process. peers: None when it holds all stages.
     n_loads: calls of ``load_state_dict`` that have reached weights of several ranks.
+    was_loaded: whether any has reached weights since :meth:`follow_parameters`.
     records: (start, duration, clock) of recent training steps.
     frees: whether weights that only others train are given back. absent: those that others train.
     turn: held by the thread that uses the runtime.
@@ -87,6 +88,7 @@ class Engine:
     def __init__(self, capture: Capture, plan: Plan, stages: tuple[Stage, ...], options: Options) -> None:
         self.capture, self.plan, self.all_stages, self.options = capture, plan, stages, options
         self.n_steps = self.n_forwards = self.n_loads = 0
+        self.was_loaded = False
         self.was_wrapped = False
         self.publisher: Publisher | None = None
         self._guards: list[Any] = []
@@ -164,6 +166,7 @@ class Engine:
         """Make all that depends on which stages there are and where."""
         capture, plan, options, stages = self.capture, self.plan, self.options, self.all_stages
         self.absent = absent(capture, self.stages, stages)
+        self._named = _named(capture.model)
         is_one = self.peers is not None and self.replica_dims.n == 1
         beside = learned(options.loss_fn, capture.model, plan.n_ranks) if is_one else ()
         self.loss.trains = {id(t.parameter) for t in beside} if plan.n_ranks > 1 and self.peers else None
@@ -274,9 +277,7 @@ class Engine:
         notice_whole_backwards(self.workers, schedule)
         rank = None if self.peers is None else self.rank
         self._gathered = gathered(self.workers, self.plan, schedule, rank)
-        self.counted_elsewhere = {id(replaced[i]) for i in self.counted_elsewhere if i in replaced}
-        if self.ties is not None:
-            self.ties.replace(replaced)
+        self._replace_ties(replaced)
         if is_as_captured:
             self.capture.assumptions.accept()  # shards and wrapped layers are the runtime's own doing
 
@@ -304,6 +305,27 @@ class Engine:
         loaded = {id(p) for p in module.parameters()}
         reached = {s.rank for s in self.all_stages if any(id(p) in loaded for p in s.parameters())}
         self.n_loads += len(reached) > 1
+        self.was_loaded |= bool(reached)
+
+    def follow_parameters(self) -> None:
+        """Take the parameters that the model has now for those that it had under the same names.
+
+        Raises :class:`InputError` where others are tied; new ties are no matter to one process.
+        """
+        before, now = self._named, _named(self.capture.model)
+        check_ties(self.capture, now if self.peers is None else before, now)
+        self.was_loaded, self._named = False, now
+        replaced = {id(p): now[n] for n, p in before.items() if n in now and now[n] is not p}
+        if replaced and self.peers is not None:
+            self.absent = absent(self.capture, self.stages, self.all_stages)
+            self._replace_ties(replaced)
+
+    def _replace_ties(self, replaced: Mapping[int, nn.Parameter]) -> None:
+        """Sum gradients of, and count, other parameters from now on: id of the old → the new."""
+        self.tied = {id(replaced[i]) if i in replaced else i for i in self.tied}
+        self.counted_elsewhere = {id(replaced[i]) if i in replaced else i for i in self.counted_elsewhere}
+        if self.ties is not None:
+            self.ties.replace(replaced)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters once each, under the model's first name for them."""
@@ -441,3 +463,7 @@ class Engine:
         if self.peers is None:
             raise error
         self.peers.fail(error)
+
+
+def _named(model: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(model.named_parameters(remove_duplicate=False))

@@ -200,6 +200,8 @@ class Runner:
             self._refuse_strangers()
         engine.unfilled.check()
         taken = engine.intake.take(request)
+        if request.grad and not engine.was_wrapped and (engine.was_loaded or is_due(engine.n_steps)):
+            engine.follow_parameters()
         batch = taken.batch
         if request.outputs and not engine.is_whole:
             engine.outputs.check(batch)

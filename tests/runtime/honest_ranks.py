@@ -55,10 +55,11 @@ def train(rt, optimizer, n_steps=3):
         optimizer.zero_grad()
 
 
-def alone(n_steps=3):
+def alone(n_steps=3, change=lambda model: None):
     """The weights that plain training reaches, batch norm by microbatches as the pipeline has it."""
     torch.manual_seed(0)
     model = Net()
+    change(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(1)
     for _ in range(n_steps):
@@ -505,7 +506,90 @@ def chained():
             judge_rt.step(made, target=batch)
 
 
+def halve(model):
+    """Other tensors for all of the model's, tied as they were."""
+    model.load_state_dict(
+        {n: v / 2 if v.is_floating_point() else v for n, v in own_state(model)}, assign=True
+    )
+    model.head.weight = model.body[0][0].weight
+
+
+def own_state(model):
+    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+
+
+def replaced():
+    """Tensors put in place of the model's once it has a runtime: gradients of new ties are summed."""
+    model, pipe = make(ties="sync")
+    rt = pipe.runtime(loss_fn=mean_square)
+    assert [tie.mode for tie in pipe.plan.ties] == ["sync"]
+    halve(model)
+    optimizer = torch.optim.SGD(rt.parameters(), 0.1, momentum=0.9)
+    train(rt, optimizer)
+    if not is_whole():
+        for name in ("model(x)", "model.state_dict()", "sum of squares"):
+            with pytest.raises(autopipe.StaleError):
+                READERS[name](model, pipe)
+    torch.testing.assert_close(pipe.merge().state_dict(), alone(change=halve).state_dict())
+
+
+class Rooted(nn.Module):
+    """Parameters that no layer holds, and so each stage by itself."""
+
+    def __init__(self, d=8):
+        super().__init__()
+        self.before, self.after = nn.Parameter(torch.ones(d)), nn.Parameter(torch.ones(d))
+        self.first, self.second = nn.Linear(d, d), nn.Linear(d, d)
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x + self.before))) * self.after
+
+
+def assigned():
+    """A runtime trains what ``pipe.load_state_dict(assign=True)`` brings; one with wrapped stages refuses."""
+    torch.manual_seed(0)
+    model = Rooted()
+    x, y = torch.randn(2, 8, 8)
+    pipe = autopipe.split(model, 2, (x,), n_microbatches=2, costs="estimated")
+    rt = pipe.runtime(loss_fn=mean_square)
+    torch.manual_seed(1)
+    other = Rooted()
+    nn.init.normal_(other.before)
+    nn.init.normal_(other.after)
+    pipe.load_state_dict(copy.deepcopy(other.state_dict()), assign=True)
+    mean_square(other(x), y).backward()
+    rt.step(x, target=y)
+    for name, parameter in rt.named_parameters():
+        assert parameter is model.get_parameter(name)
+        torch.testing.assert_close(parameter.grad, other.get_parameter(name).grad)
+    rt.wrap(lambda stage: None if stage.index else torch.nn.Sequential(stage))
+    with pytest.raises(autopipe.InputError, match="wrapped"):
+        pipe.load_state_dict(other.state_dict(), assign=True)
+
+
+def tied_otherwise():
+    """Parameters that are tied or parted once there is a runtime are refused by name, until put back."""
+    model, pipe = make()
+    rt = pipe.runtime(loss_fn=mean_square)
+    optimizer = torch.optim.SGD(rt.parameters(), 0.1)
+    head, first, second = model.head, model.body[0][0], model.body[2][0]
+    with torch.no_grad():
+        copied = nn.Parameter(first.weight.clone())
+    one, other = first.weight, second.weight
+    for module, wrong, right in ((head, copied, one), (second, one, other)):
+        module.weight = wrong
+        is_right = is_whole() and module is second
+        refusal = pytest.raises(autopipe.InputError, match=r"body\.0\.0\.weight, .* one tensor")
+        with contextlib.nullcontext() if is_right else refusal:
+            train(rt, optimizer, 1)
+        module.weight = right
+    train(rt, optimizer, 1)
+
+
 CHECKED = (
+    replaced,
+    assigned,
+    tied_otherwise,
     changed,
     accumulated,
     chained,

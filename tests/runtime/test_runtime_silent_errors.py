@@ -144,12 +144,21 @@ def test_structured_outputs_and_targets():
     check(Structured(), (x,), target, loss_fn=loss_fn)
 
 
-@pytest.mark.parametrize("form", ["numpy", "a list", "in a dict", "nested"])
+@pytest.mark.parametrize("form", ["numpy", "a list", "in a dict", "nested", "ragged", "dicts", "scalars"])
 def test_rows_of_a_target_that_is_no_tensor_are_refused(form):
     """Every microbatch would get all of them, and a loss that broadcasts be of another batch."""
     x = x_of()
     rows = x.sum(1).numpy()
-    target = {"numpy": rows, "a list": rows.tolist(), "in a dict": {"y": rows}, "nested": [x.tolist(), x]}
+    boxes = [torch.ones(i % 3 + 1, 4) for i in range(len(x))]
+    target = {
+        "numpy": rows,
+        "a list": rows.tolist(),
+        "in a dict": {"y": rows},
+        "nested": [x.tolist(), x],
+        "ragged": boxes,
+        "dicts": [{"boxes": one} for one in boxes],
+        "scalars": tuple(x.sum(1)),
+    }
     runtime = Runtime(*make(mlp().double(), (x,), {}, n_stages=2), loss_fn=lambda y, t: y.sum())
     with pytest.raises(InputError, match="one for each row of the batch"):
         runtime.step(x, target=target[form])
@@ -160,6 +169,30 @@ def test_values_of_a_target_that_are_of_no_row_go_to_every_microbatch():
         return target["weights"][1] * F.mse_loss(output, target["y"])
 
     check(mlp(), (x_of(),), {"y": x_of(), "weights": [1.0, 2.0]}, loss_fn=loss_fn)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["trained", "frozen"])
+def test_a_loss_that_calls_backward_is_refused(is_frozen):
+    """It would reach the last stage alone, of which nothing may train."""
+
+    def loss_fn(output, target):
+        loss = F.mse_loss(output, target)
+        loss.backward(retain_graph=True)
+        return loss
+
+    x, model = x_of(), mlp().double()
+    model[3].requires_grad_(not is_frozen)
+    runtime = Runtime(*make(model, (x,), {}, n_stages=2), loss_fn=loss_fn)
+    with pytest.raises(InputError, match=r"loss_fn calls backward\(\)"):
+        runtime.step(x, target=x)
+
+
+def test_a_loss_that_differentiates_its_output_is_right():
+    def loss_fn(output, target):
+        (slope,) = torch.autograd.grad(output.pow(3).sum(), output, create_graph=True)
+        return F.mse_loss(output, target) + slope.square().mean()
+
+    check(mlp(), (x_of(),), x_of(), loss_fn=loss_fn)
 
 
 class Lengths(nn.Module):

@@ -323,7 +323,7 @@ def _sample(value: Tensor, most: int, first: int) -> Tensor:
 
 
 def _rows_of_no_tensor(value: Any, n_rows: int) -> str:
-    """What in a target has as many entries as the batch has rows and no tensor among them, or ""."""
+    """What in a target has as many entries as the batch has rows and no tensor that is cut, or ""."""
     if isinstance(value, Tensor):
         return ""
     if shape := tuple(getattr(value, "shape", ())):  # numpy's, say
@@ -334,8 +334,9 @@ def _rows_of_no_tensor(value: Any, n_rows: int) -> str:
         return _rows_of_no_tensor({str(step): piece for step, piece in pieces(value)}, n_rows)
     if not isinstance(value, (list, tuple)):
         return ""
-    if len(value) == n_rows and not any(isinstance(leaf, Tensor) for leaf in flatten(value)[0]):
-        return f"a {type(value).__name__} of {n_rows} values"
+    tensors = [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
+    if len(value) == n_rows and not any(leaf.ndim and leaf.shape[0] == n_rows for leaf in tensors):
+        return f"a {type(value).__name__} of {n_rows} {'values' if not tensors else 'entries'}"
     return next(filter(None, (_rows_of_no_tensor(v, n_rows) for v in value)), "")
 
 

@@ -11,18 +11,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.distributed import ReduceOp
 
-from ...errors import StepError
+from ...errors import InputError, StepError
 from ...stages import Stage
 from ..wire.group import Group
 from .diverged import Diverged
 from .sums import sum_gradients
 
-__all__ = ["Tie", "TieSum", "find_ties", "learned"]
+if TYPE_CHECKING:
+    from ...tracing import Capture
+
+__all__ = ["Tie", "TieSum", "check_ties", "find_ties", "learned"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +45,28 @@ def find_ties(stages: Sequence[Stage]) -> tuple[Tie, ...]:
         for name, parameter in stage.named_parameters():
             holders.setdefault(id(parameter), (name, parameter, set()))[2].add(stage.rank)
     return tuple(Tie(name, p, tuple(sorted(ranks))) for name, p, ranks in holders.values() if len(ranks) > 1)
+
+
+def check_ties(capture: Capture, was: Mapping[str, nn.Parameter], now: Mapping[str, nn.Parameter]) -> None:
+    """Raise :class:`InputError` where captured ties are gone, or tensors apart in ``was`` are tied now."""
+
+    def n_tensors(names: Iterable[str], held: Mapping[str, nn.Parameter]) -> int:
+        return len({id(held[name]) for name in names if name in held})
+
+    sharing: dict[int, list[str]] = {}
+    for name, parameter in now.items():
+        sharing.setdefault(id(parameter), []).append(name)
+    parted = next((s.names for s in capture.ops.parameter.values() if n_tensors(s.names, now) > 1), ())
+    joined = next((names for names in sharing.values() if n_tensors(names, was) > 1), ())
+    if names := parted or joined:
+        change = (
+            "were one tensor when captured" if parted else "are one tensor only since the runtime was made"
+        )
+        raise InputError(
+            f"{', '.join(names[:3])} of {capture.ops.model} {change}, and gradients are summed and weights "
+            "saved by what was tied then; put that back, or tie the model as it is to be and call "
+            "autopipe.split again"
+        )
 
 
 def learned(loss_fn: object, model: nn.Module, n_ranks: int) -> tuple[Tie, ...]:

@@ -69,8 +69,7 @@ class Loss:
         # each look waits for the device, so there it ends with the warm-up
         is_due_now = is_due(self._n_steps) and (self._n_steps < 2 or self._device.type == "cpu")
         self._step = step if can_ask and is_due_now else None
-        can_train = self._loss_fn is not None and step.grad and self.trains is not None
-        self._looks = can_train and is_due(self._n_steps)
+        self._looks = self._loss_fn is not None and step.grad and is_due(self._n_steps)
         self._n_steps += step.grad
         self._seen = {}
 
@@ -81,8 +80,16 @@ class Loss:
     def __call__(self, outputs: tuple[Any, ...], target: Any, m: int) -> Tensor:
         """The loss of microbatch ``m``. Raises :class:`InputError` where there is none to train on."""
         output, loss_fn = self._capture.assemble(outputs), self._loss_fn
-        ends = _ends(outputs) if self._looks else set()
+        looks = self._looks and torch.is_grad_enabled()  # not where a stage that recomputes only looks ahead
+        ends = _ends(outputs) if looks else set()
+        before = _gradients(ends) if looks else []
         loss = own_loss(self._capture, outputs) if loss_fn is None else _made(loss_fn, output, target)
+        if before != (_gradients(ends) if looks else []):
+            raise InputError(
+                "loss_fn calls backward(), which reaches this stage's parameters alone: the step makes the "
+                "gradients of all of them; let loss_fn only return the loss, and for a gradient that it is "
+                "made of call torch.autograd.grad(..., create_graph=True)"
+            )
         if not isinstance(loss, Tensor) or loss.ndim != 0 or loss.is_complex():
             source = f"loss_fn returned {_told(loss)}" if loss_fn else "the model's output holds none"
             raise InputError(
@@ -94,9 +101,10 @@ class Loss:
                 "the loss does not require a gradient: loss_fn does not use the output, or every parameter "
                 "it depends on is frozen; let one train, or take the loss alone with evaluate()"
             )
-        if self._looks and torch.is_grad_enabled():  # not where a stage that recomputes only looks ahead
+        if looks:
             self._looks = False
-            self._refuse_others(loss, ends)
+            if self.trains is not None:
+                self._refuse_others(loss, ends)
         if self._step is not None and m < 2:
             self._seen[m] = tuple(x.detach() if isinstance(x, Tensor) else x for x in outputs), loss.detach()
             if len(self._seen) == 2:
@@ -105,7 +113,9 @@ class Loss:
 
     def _refuse_others(self, loss: Tensor, ends: Iterable[Node]) -> None:
         own = {id(p) for p in self._capture.model.parameters()} | (self.trains or set())
-        others = [list(leaf.shape) for leaf in _leaves(loss, ends) if id(leaf) not in own]
+        others = [
+            list(leaf.shape) for leaf in _leaves([get_gradient_edge(loss).node], ends) if id(leaf) not in own
+        ]
         if others:
             shapes = f"{', '.join(map(str, others[:3]))}{', …' if len(others) > 3 else ''}"
             raise InputError(
@@ -172,11 +182,17 @@ def _ends(outputs: Iterable[Any]) -> set[Node]:
     return {get_gradient_edge(x).node for x in tensors if x.requires_grad}
 
 
-def _leaves(loss: Tensor, ends: Iterable[Node]) -> list[Tensor]:
-    """The leaves that a loss has a gradient by, those beyond ``ends`` left out."""
+def _gradients(nodes: Iterable[Node]) -> list[tuple[int, int]]:
+    """Which gradients the leaves of these have now, and how often each was written to."""
+    gradients = [leaf.grad for leaf in _leaves(nodes, ())]
+    return [(0, 0) if grad is None else (id(grad), grad._version) for grad in gradients]
+
+
+def _leaves(nodes: Iterable[Node], ends: Iterable[Node]) -> list[Tensor]:
+    """The leaves that ``nodes`` have a gradient by, those beyond ``ends`` left out."""
     seen = set(ends)
     found: list[Tensor] = []
-    todo: list[Node | None] = [get_gradient_edge(loss).node]
+    todo: list[Node | None] = list(nodes)
     while todo:
         node = todo.pop()
         if node is None or node in seen:
