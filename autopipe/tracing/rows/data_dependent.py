@@ -37,6 +37,10 @@ _FACTORS = (64.0, -64.0, 1 / 64)
 """What floating-point values are taken times, so that code which compares them may find otherwise."""
 _RANKING = frozenset({"argsort", "bincount", "cumsum", "sort", "topk"})
 """Functions by which code finds how many there are of a kind, and which come first."""
+_MISSING = frozenset({
+    "isfinite", "isnan", "nan_to_num", "nan_to_num_", "nanmean", "nanmedian", "nanquantile", "nansum"
+})  # fmt: skip
+"""Functions by which code leaves out what is no number: values that a batch lacks."""
 
 _Place = tuple[types.CodeType, int]
 """Code, and a line of its file."""
@@ -52,14 +56,16 @@ _OWN = f"{pathlib.Path(__file__).parents[2]}{os.sep}"
 class Reading:
     """What a form goes by: ``given`` are ids of calls whose values code that stays whole takes, reading some.
 
-    ``reads`` says whether it reads any, ``ranks`` whether anything counts or orders what tensors hold;
-    ``truths`` are the places where such code asks whether something is so: the first time, or each where it
-    asks more often by what rows hold, as in a loop over the experts that they hit.
+    ``reads`` says whether it reads any, ``ranks`` whether anything counts or orders what tensors hold,
+    ``skips`` whether it leaves out what is no number; ``truths`` are the places where such code asks whether
+    something is so: the first time, or each where it asks more often by what rows hold, as in a loop over the
+    experts that they hit.
     """
 
     given: frozenset[int] = frozenset()
     reads: bool = False
     ranks: bool = False
+    skips: bool = False
     truths: tuple[Turn, ...] = ()
 
 
@@ -119,13 +125,15 @@ def reading(form: Recording, run: Rows, watch: Watch) -> Reading:
     It does not where torch's own layers alone are given anything.
     """
     truths: tuple[Turn, ...] = ()
-    ranks = any(c.op != "call_module" and plain_name(c) in _RANKING for c in form.calls)
+    names = {plain_name(c) for c in form.calls if c.op != "call_module"}
+    ranks, skips = not names.isdisjoint(_RANKING), not names.isdisjoint(_MISSING)
     if watch.takes_inputs:
         if watch.noted is None:
             watch.see(run)
         assert watch.noted is not None
         ranks, truths = ranks or watch.noted.ranks, _turns(run, watch.noted.truths)
-    return Reading(frozenset(watch.found), watch.reads, ranks, truths)
+    skips |= watch.noted is not None and watch.noted.skips
+    return Reading(frozenset(watch.found), watch.reads, ranks, skips, truths)
 
 
 def _turns(run: Rows, seen: Mapping[_Place, int]) -> tuple[Turn, ...]:
@@ -225,12 +233,12 @@ def _uneven(axes: Mapping[int, int], factor: float, rows: str, call: Call, value
 
 
 class _Noted(Numbers):
-    """Notes that values of a tensor are read, where as truths, that they are counted or ordered, and where a
-    tensor is to be cut that ends before it: ``beyond``, by that place and the size."""
+    """Notes that values of a tensor are read, where as truths, that they are counted, ordered or left out,
+    and where a tensor is to be cut that ends before it: ``beyond``, by that place and the size."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.has_read = self.ranks = False
+        self.has_read = self.ranks = self.skips = False
         self.beyond: set[tuple[int, int]] = set()
         self.truths: dict[_Place, int] = {}
 
@@ -238,6 +246,7 @@ class _Noted(Numbers):
         kind, name = classify(func)
         self.has_read = self.has_read or kind == "read"
         self.ranks = self.ranks or kind == "data shaped" or name in _RANKING
+        self.skips = self.skips or name in _MISSING
         self.beyond.update(places_beyond(name, args, kwargs or {}))
         result = super().__torch_function__(func, types, args, kwargs)
         if kind == "read" and _is_truth(name, result) and (place := _place()) is not None:

@@ -212,10 +212,9 @@ class Results:
                 return f"{call_and_place(call)}, whose rows hang on how many there are"
         return ""
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether all that is given for two rows is numbers."""
-        made = (t for rows in ("ab", "aa", "bb") for value in self.of(rows) for t in tensors(value))
+    def is_finite(self, *two_rows: str) -> bool:
+        """Whether all that is given for such rows is numbers."""
+        made = (t for rows in two_rows for value in self.of(rows) for t in tensors(value))
         return all(bool(t.isfinite().all()) for t in made if not t.is_nested)
 
     def sums(self) -> list[bool]:

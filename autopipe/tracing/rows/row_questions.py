@@ -23,15 +23,16 @@ from .class_weights import by_class_weights
 from .data_dependent import Reading, Turn, Turned, Watch, alike, numbers_apart, reading, scales
 from .held_back import holds_back, mixed_in_gradients
 from .inner_numbers import Around, numbers_elsewhere
-from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ
+from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ, is_number
 from .thresholds import rows_to_try, thresholds
-from .varied_data import of_other_sign, of_other_weights, signed, told_otherwise, unlike
+from .varied_data import of_other_sign, of_other_weights, signed, told_otherwise, unlike, with_missing
 
 __all__ = ["Asked", "first_found", "if_told", "mixed_in", "of_other_signs"]
 
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _MANY = 4
+_PAIRS = "ab", "aa", "bb"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ def _questions(asked: Asked) -> Iterator[tuple[Callable[[], str], bool]]:
         yield functools.partial(mixed_among, rows), False
     if read.ranks:
         yield functools.partial(_of_alike, results, given, is_sure, dim, shapes), False
+    for rows in with_missing(given, dim) if read.skips else ():
+        yield functools.partial(_of_missing, functools.partial(results, rows, is_sure), dim, shapes), False
     for on_other_data in _by_other_data(asked, read):
         yield functools.partial(_by_data, on_other_data, is_more, dim, shapes), True
 
@@ -233,7 +236,7 @@ def _by_data(results: Callable[..., Results], is_more: bool, dim: Dim, shapes: _
     """
     once = results()
     every = (once, results(times=_MANY)) if is_more else (once,)
-    if not all(each.is_finite for each in every):
+    if not all(each.is_finite(*_PAIRS) for each in every):
         return ""
     for each in every:
         if fault := each.fault(dim, shapes, COARSE):
@@ -242,10 +245,22 @@ def _by_data(results: Callable[..., Results], is_more: bool, dim: Dim, shapes: _
     return once.among(every[-1].of("ab"), _MANY, dim, shapes, COARSE) if is_more else ""
 
 
+def _of_missing(results: Callable[..., Results], dim: Dim, shapes: _Shapes) -> str:
+    """What mixes rows of which the second lacks values; nothing where those make others be no numbers."""
+    found = results()
+    if not found.is_finite("ab", "aa"):
+        return ""
+    words = mixed_in(found, dim, shapes)
+    if words or found.is_finite("bb"):
+        return words
+    made = (c for c in found.form.calls[-1].args[0] if isinstance(c, Call) and is_number(c.value))
+    return next((f"{call_and_place(c)} leaves out rows that lack values" for c in made), "")
+
+
 def _by_numbers(results: Callable[..., Results], dim: Dim, shapes: _Shapes) -> str:
     """What mixes rows where numbers on the way are others; nothing where these lead out of all numbers."""
     found = results()
-    return mixed_in(found, dim, shapes) if found.is_finite else ""
+    return mixed_in(found, dim, shapes) if found.is_finite(*_PAIRS) else ""
 
 
 def _numbers_elsewhere(asked: Asked) -> tuple[list[Around], list[Around]]:

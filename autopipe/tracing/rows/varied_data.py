@@ -26,7 +26,15 @@ from ..sizes.other_masks import LEFT_OUT
 from ..state.state import generators
 from .results import is_number
 
-__all__ = ["made_of_rows", "of_other_sign", "of_other_weights", "signed", "told_otherwise", "unlike"]
+__all__ = [
+    "made_of_rows",
+    "of_other_sign",
+    "of_other_weights",
+    "signed",
+    "told_otherwise",
+    "unlike",
+    "with_missing",
+]
 
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 
@@ -68,6 +76,20 @@ def of_other_weights(given: Mapping[str, Tensor], dim: Dim) -> Iterator[dict[str
             out[name] = changed.requires_grad_(given[name].requires_grad)
     if any(out[name] is not given[name] for name in given):
         yield out
+
+
+def with_missing(given: Mapping[str, Tensor], dim: Dim) -> Iterator[dict[str, Tensor]]:
+    """The tensors with no numbers in the second row, or in half of it; one input each."""
+    for name, axis in dim.where:
+        tensor = given[name]
+        if not tensor.is_floating_point() or tensor.shape[axis] < 2:
+            continue
+        width = tensor.select(axis, 1).shape[-1] if tensor.dim() > 1 else 1
+        for first in {0, width // 2}:
+            holed = tensor.detach().clone()
+            row = holed.select(axis, 1)
+            row[..., first:].fill_(torch.nan) if row.dim() else row.fill_(torch.nan)
+            yield {**given, name: holed.requires_grad_(tensor.requires_grad)}
 
 
 def told_otherwise(given: Mapping[str, Tensor], dim: Dim) -> Iterator[dict[str, Tensor]]:
