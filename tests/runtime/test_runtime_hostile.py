@@ -52,7 +52,9 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path, form, name):
         path.write_bytes(pickle.dumps(thing))
     else:
         torch.save(thing, path, _use_new_zipfile_serialization=form == "zip")
-    refused(model, rt, path if path.parent == tmp_path else path.parent)
+    told = refused(model, rt, path if path.parent == tmp_path else path.parent)
+    assert ("no pickle of such" if form == "bare" else "to load it would run") in told
+    assert "weights_only" not in told
     assert not ran.exists()
     if form != "bare":  # it would have run
         torch.load(path, weights_only=False)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ...errors import StoreError
 from ...files import open_regular
+from .pickled import fault_of
 from .tensorfile import Spec, has_nan, is_plain
 
 __all__ = ["MAX_METADATA_BYTES", "METADATA", "Distcp"]
@@ -263,10 +264,7 @@ class Distcp:
             window.seek(0)
             return torch.load(window, map_location="cpu", weights_only=True)
         except Exception as error:  # of a damaged or hostile pickle
-            first = str(error).strip().splitlines()[:1]
-            raise self._damaged(
-                f"{name} in {place.file}: {type(error).__name__}: {''.join(first)}"
-            ) from error
+            raise self._damaged(f"{name} in {place.file}: {fault_of(error)}") from error
 
 
 class _Window(io.RawIOBase):

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import pathlib
+import pickle
+import re
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,7 @@ from ...files import open_regular
 from .stored import is_extra
 from .tensorfile import Spec, has_nan, is_plain
 
-__all__ = ["Pickled", "unpickled"]
+__all__ = ["Pickled", "fault_of", "unpickled"]
 
 
 def unpickled(path: pathlib.Path, *, stays: bool = False) -> Any:
@@ -44,11 +46,18 @@ def unpickled(path: pathlib.Path, *, stays: bool = False) -> Any:
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # a damaged or hostile pickle ends in any error there is
-        first = str(error).strip().splitlines()[:1]
         raise StoreError(
-            f"{path} cannot be read as tensors: {type(error).__name__}: {''.join(first)}; nothing but "
-            "tensors, numbers and texts is ever loaded"
+            f"{path} cannot be read as tensors: {fault_of(error)}; nothing but tensors, numbers and texts is "
+            "ever loaded: save a state_dict of those"
         ) from error
+
+
+def fault_of(error: Exception) -> str:
+    """In words, why a pickle was not read. Where torch refuses code, not its advice on how to run that."""
+    if isinstance(error, pickle.UnpicklingError):
+        named = re.search(r"\bGLOBAL ([\w.]+)", str(error))
+        return f"to load it would run {named[1]}" if named else "it is no pickle of such"
+    return f"{type(error).__name__}: {''.join(str(error).strip().splitlines()[:1])}"
 
 
 class Pickled:
