@@ -134,6 +134,13 @@ class Results:
                 return f"{call_and_place(self._leaves[i])} is {words}"
         return ""
 
+    def number_lacking(self) -> str:
+        """In words, the first number that row b alone does not make, though it does beside a; or nothing."""
+        found = (i for i in self._numbers if not bool(self.of("bb")[i].isfinite()))
+        return next(
+            (f"{call_and_place(self._leaves[i])} leaves out rows that lack values" for i in found), ""
+        )
+
     def number_within(self) -> str:
         """In words, the first number made on the way that is neither mean nor sum of the rows'; or nothing.
 

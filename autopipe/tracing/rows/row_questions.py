@@ -23,7 +23,7 @@ from .class_weights import by_class_weights
 from .data_dependent import Reading, Turn, Turned, Watch, alike, numbers_apart, reading, scales
 from .held_back import holds_back, mixed_in_gradients
 from .inner_numbers import Around, numbers_elsewhere
-from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ, is_number
+from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ
 from .thresholds import rows_to_try, thresholds
 from .varied_data import of_other_sign, of_other_weights, signed, told_otherwise, unlike, with_missing
 
@@ -250,11 +250,7 @@ def _of_missing(results: Callable[..., Results], dim: Dim, shapes: _Shapes) -> s
     found = results()
     if not found.is_finite("ab", "aa"):
         return ""
-    words = mixed_in(found, dim, shapes)
-    if words or found.is_finite("bb"):
-        return words
-    made = (c for c in found.form.calls[-1].args[0] if isinstance(c, Call) and is_number(c.value))
-    return next((f"{call_and_place(c)} leaves out rows that lack values" for c in made), "")
+    return mixed_in(found, dim, shapes) or found.number_lacking()
 
 
 def _by_numbers(results: Callable[..., Results], dim: Dim, shapes: _Shapes) -> str:
