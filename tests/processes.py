@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pathlib
@@ -119,6 +120,7 @@ class Rank:
 
 def _become(script: str, arguments: list[str], environment: dict[str, str], output: str) -> None:
     """Go on as ``python script arguments`` would."""
+    gc.freeze()  # what was there before the fork is shared as long as nobody searches it for garbage
     os.setsid()
     into = os.open(output, os.O_WRONLY | os.O_APPEND)
     for number in (1, 2):

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import dataclasses
 import enum
+import pickle
 import random
 import re
 import warnings
@@ -250,9 +251,9 @@ def _told(value: Any, depth: int) -> Any:
 
 def _generators() -> dict[str, Any]:
     return {
-        "torch's generator": torch.get_rng_state().tolist(),
-        "numpy's generator": str(np.random.get_state()),
-        "Python's generator": random.getstate(),
+        "torch's generator": torch.get_rng_state().numpy().tobytes(),
+        "numpy's generator": pickle.dumps(np.random.get_state()),
+        "Python's generator": pickle.dumps(random.getstate()),
     }
 
 

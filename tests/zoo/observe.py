@@ -13,7 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Observation", "beside", "difference", "fingerprint", "flat", "leaves", "observe", "seed"]
+__all__ = [
+    "Observation",
+    "beside",
+    "difference",
+    "fingerprint",
+    "flat",
+    "leaves",
+    "observe",
+    "seed",
+    "seed_torch",
+]
 
 CACHES = (
     "cache",
@@ -36,11 +46,16 @@ class Observation:
     buffers: Mapping[str, Tensor]
 
 
+def seed_torch(value: int) -> None:
+    """As ``torch.manual_seed``, which with the CPU alone spends its time on noting where it was called."""
+    (torch if torch.accelerator.is_available() else torch.default_generator).manual_seed(value)
+
+
 def seed(value: int = 0) -> None:
     """Seeds every generator that a model may draw from."""
     import numpy as np
 
-    torch.manual_seed(value)
+    seed_torch(value)
     random.seed(value)
     np.random.seed(value)  # the generator that transformers' models draw from
 
