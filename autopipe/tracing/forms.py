@@ -218,12 +218,12 @@ class CaptureForms:
         return variation.unsure | unproven(self.session.model, form, self.proofs)
 
     def _with_rows(
-        self, form: Recording, given: Mapping[str, torch.Tensor], variation: Variation
+        self, form: Recording, given: Mapping[str, torch.Tensor], variation: Variation, *, is_shared: bool
     ) -> Variation:
         """The variation of a form beside the first, with what is to be known of its rows and labels."""
         if self.dynamic:
             first = self.variations[id(self.forms[form.training][0])]
-            variation = with_rows(self.session, form, given, variation, first)
+            variation = with_rows(self.session, form, given, variation, first, is_shared=is_shared)
         return self._with_labels([form], variation)
 
     def _with_labels(self, forms: Sequence[Recording], variation: Variation) -> Variation:
@@ -268,7 +268,7 @@ class CaptureForms:
                 variation = self._vary([form], given or self.tensors, asked, self.variation)
             except AutopipeError:
                 continue
-            variation = self._with_rows(form, given or self.tensors, variation)
+            variation = self._with_rows(form, given or self.tensors, variation, is_shared=self.is_shared)
             read_from_inputs(self.session.model, form, variation.dims, variation.shapes, self.proofs)
             checked = with_checks(form, self._unsure(form, variation), {c.name for c in self.calls})
             self.forms[flag].append(checked)
@@ -285,10 +285,12 @@ class CaptureForms:
         inputs: Inputs,
         tensors: Mapping[str, torch.Tensor],
         beside: Sequence[Recording],
+        *,
+        is_shared: bool,
     ) -> Recording:
         """The form that a recording at other sizes is: its calls named as those there are, its sizes found.
 
-        ``beside`` are forms that are to be added with it.
+        ``beside`` are forms that are to be added with it; one that ``is_shared`` serves both modes.
 
         Raises :class:`CaptureError` where other inputs may vary than in the form of the example.
         """
@@ -308,7 +310,7 @@ class CaptureForms:
         variation = self._vary([form], tensors, asked, known, inputs)
         if {d.where for d in variation.dims} != {d.where for d in dims}:
             raise CaptureError("other sizes may vary there")
-        variation = self._with_rows(form, tensors, variation)
+        variation = self._with_rows(form, tensors, variation, is_shared=is_shared)
         taken = {c.name for c in (*named, *form.calls)}
         checked = with_checks(form, self._unsure(form, variation), taken)
         self.variations[id(checked)] = variation

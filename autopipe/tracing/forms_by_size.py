@@ -94,7 +94,9 @@ def forms_on(
         forms = _forms(made, recorded)
         checked: dict[int, Recording] = {}
         for form in {id(f): f for f in forms.values()}.values():
-            checked[id(form)] = made.at_sizes(form, inputs, tensors, [*checked.values()])
+            checked[id(form)] = made.at_sizes(
+                form, inputs, tensors, [*checked.values()], is_shared=forms[True] is forms[False]
+            )
         forms = {flag: checked[id(form)] for flag, form in forms.items()}
         _check_alike(made, forms.values())
         variation = made.variations[id(forms[False])]

@@ -289,7 +289,8 @@ class Calls(nn.Module):
         return x * 2
 
 
-def test_a_form_beside_the_first_is_asked_once_whatever_it_writes(monkeypatch):
+def test_a_form_beside_the_first_is_asked_in_training_too_where_it_writes(monkeypatch):
+    """One that serves both modes: in evaluation always; what writes nothing is only compared in training."""
     runs = []
     monkeypatch.setattr(rows, "replay", lambda *given, **how: runs.append(given[1]) or replay(*given, **how))
 
@@ -301,7 +302,7 @@ def test_a_form_beside_the_first_is_asked_once_whatever_it_writes(monkeypatch):
         longer = max(runs, key=lambda form: len(form.calls))
         return sum(run is longer for run in runs)
 
-    assert n_runs(True) == n_runs(False)
+    assert n_runs(False) < n_runs(True) <= 2 * n_runs(False)
 
 
 class Limited(nn.Module):

@@ -86,6 +86,42 @@ def test_code_that_does_not_run_while_somebody_watches_is_asked_about_without(
     assert counted(unwatched, monkeypatch)[0].always
 
 
+class Centring(nn.Module):
+    """A layer that stays whole, and takes the mean of its rows from them in one mode."""
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__()
+        self.linear, self.mode = nn.Linear(4, 4), mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        return x - x.mean(0) if self.training is self.mode else x
+
+
+class Branching(nn.Module):
+    """Centres rows where some of them are left out, which the example has none of."""
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__()
+        self.first, self.centring, self.last = nn.Linear(4, 4), Centring(mode), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(x if mask.all() else self.centring(x))
+
+
+@pytest.mark.parametrize("mode", [False, True])
+def test_a_form_beside_the_first_that_serves_both_modes_is_asked_in_both(mode: bool) -> None:
+    torch.manual_seed(0)
+    example = torch.randn(4, 4), torch.ones(4, 4, dtype=torch.bool)
+    found = capture(Branching(mode), example, closed=["centring"])
+    _, other = found.forms[False]
+    assert found.forms[True] is found.forms[False] or found.forms[True][1] is other
+    mixing = other.variation.mixing
+    assert bool(mixing.always) is not mode
+    assert bool(mixing.training) is mode
+
+
 class Judging(nn.Module):
     """A layer that stays whole, and gives a loss."""
 

@@ -119,23 +119,29 @@ def with_rows(
     given: Mapping[str, torch.Tensor],
     variation: Variation,
     first: Variation,
+    *,
+    is_shared: bool,
 ) -> Variation:
     """The variation of a form with what mixes its rows; ``first`` is that of the first form, with the tail.
 
-    Not asked where rows are mixed in the first form: then they are refused, or the tail has the batch.
+    Not asked where rows are mixed in the first form: then they are refused, or the tail has the batch. One
+    that ``is_shared`` by both modes is asked in both, as the first is.
     """
     known, tail, mixed = first.mixing, first.tail, Mixing()
     dims, given = apart(variation.dims, given)
-    loose = dataclasses.replace(variation, dims=dims)
+    loose, dim = dataclasses.replace(variation, dims=dims), batch_dim(dims)
+    own = None if dim is None else OwnBackwards(session.model, dim, variation.shapes)
     if not known.always:
-        start = functools.partial(_without_mode, functools.partial(session.start, form.training))
-        told = (given, dims, variation.shapes, session.device, start)
-        found = mixing(session.model, {False: form}, *told, takes=variation.takes_rows).always
-        in_training = found if form.training and known.training else ""
-        mixed = Mixing("" if in_training else found, in_training)
-    dim = batch_dim(dims)
-    if dim is not None and not mixed.always and (tail.ops or not known.always):
-        own = OwnBackwards(session.model, dim, variation.shapes)
+        told, takes = (given, dims, variation.shapes, session.device), variation.takes_rows
+        if is_shared:
+            found = mixing(session.model, {False: form, True: form}, *told, session.start, own, takes=takes)
+            mixed = Mixing(found.always, found.training)
+        else:
+            start = functools.partial(_without_mode, functools.partial(session.start, form.training))
+            said = mixing(session.model, {False: form}, *told, start, takes=takes).always
+            in_training = said if form.training and known.training else ""
+            mixed = Mixing("" if in_training else said, in_training)
+    if own is not None and not mixed.always and (tail.ops or not known.always):
         backward = _in_backward(session, form, given, loose, own, tail)
         mixed = dataclasses.replace(mixed, backward=backward)
     return dataclasses.replace(variation, mixing=mixed)
