@@ -23,6 +23,18 @@ class Normed(torch.autograd.Function):
         return grad / grad.norm()
 
 
+class Averaged(torch.autograd.Function):
+    """Leaves values alone, and divides gradients by how many rows there are."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / len(grad)
+
+
 class Turned(torch.autograd.Function):
     """Leaves values alone, and turns gradients round."""
 
@@ -126,6 +138,10 @@ def normed(gradient):
     return gradient / gradient.norm()
 
 
+def averaged(gradient):
+    return gradient / len(gradient)
+
+
 def limited(gradient):
     return gradient.clamp(-1e-3, 1e-3) * 2
 
@@ -153,6 +169,12 @@ MIXED = {
     "a layer's function": (lambda: Words(layer=Within(Normed)), "the backward of apply"),
     "a layer's hook": (lambda: Words(layer=Hooking(normed, is_inside=True)), "the backward of layer"),
     "a hook on a layer": (lambda: Words(layer=Hooking(normed, is_inside=False)), "the backward of layer"),
+    "a function by numbers": (lambda: Words(function=Averaged), "the backward of apply"),
+    "a layer's function by numbers": (lambda: Words(layer=Within(Averaged)), "the backward of apply"),
+    "a hook by numbers": (
+        lambda: Words(layer=Hooking(averaged, is_inside=True)),
+        "the backward of layer",
+    ),
     **{
         f"a hook set by {sets}": (lambda s=sets: Words(layer=Passing(s, normed)), "the backward of layer")
         for sets in ("method", "function", "ahead", "within")

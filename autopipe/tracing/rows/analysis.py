@@ -105,9 +105,11 @@ def _in_backward(
     if dim is None or dim.packed or device.type == "meta":
         return ""
     start = functools.partial(session.start, form.training)
-    run = rows_of(session.model, form, given, dim, device, start, alone=variation.takes_rows(2))
+    alone = variation.takes_rows(2)
+    run = rows_of(session.model, form, given, dim, device, start, alone=alone)
+    more = variation.takes_rows(3 if alone else dim.example + 1)
     try:
-        return mixed_in_backward(session.model, form, run, own, tail.ops)
+        return mixed_in_backward(session.model, form, run, own, tail.ops, takes_more=more)
     except Exception as error:  # any Python of the model, on rows it may not take
         _logger.debug("backwards could not be told apart: %s", error)
         return ""

@@ -69,15 +69,21 @@ class OwnBackwards:
 
 
 def mixed_in_backward(
-    model: nn.Module, form: Recording, run: Rows, own: OwnBackwards, tail: Collection[str]
+    model: nn.Module,
+    form: Recording,
+    run: Rows,
+    own: OwnBackwards,
+    tail: Collection[str],
+    *,
+    takes_more: bool,
 ) -> str:
     """In words, the first call in whose backward rows are mixed; nothing where there is none.
 
     ``run`` runs the form on rows a and b. Only calls with a backward that is not torch's own, or goes by the
     whole batch, are asked, and none of the ``tail``, which has that: the gradients of row a alone are to be
-    the same beside b as beside a, and those of both rows together the sum of each one's. All are asked at
-    once; where rows are mixed, one by one. What has no rows, as a loss, gets a part of its gradient from each
-    microbatch: it is to hand on that part.
+    the same beside b as beside a, and beside two b where the form ``takes_more`` rows by one, and those of
+    both rows together the sum of each one's. All are asked at once; where rows are mixed, one by one. What
+    has no rows, as a loss, gets a part of its gradient from each microbatch: it is to hand on that part.
     """
     if not (own.is_whole or _may_mix(model, form)):
         return ""
@@ -87,8 +93,9 @@ def mixed_in_backward(
             run("ab", own.look)
             own.end()
         asked = [made for made in own.found if made[0].name not in tail]
-        if asked and _are_mixed(run, asked, weights):
-            first = next((made for made in asked if _are_mixed(run, [made], weights)), asked[0])
+        beside = ("aa", "abb") if takes_more else ("aa",)
+        if asked and _are_mixed(run, asked, weights, beside):
+            first = next((made for made in asked if _are_mixed(run, [made], weights, beside)), asked[0])
             return f"the backward of {call_and_place(first[0])}"
         for made in own.without_rows:
             if made[0].name not in tail and not _hands_on_parts(run, made, weights):
@@ -144,12 +151,13 @@ def _is_odd(node: Node) -> bool:
     return isinstance(node, BackwardCFunction) or bool(getattr(node, f"_saved_{_BY_FREQUENCY}", False))
 
 
-def _are_mixed(run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor]) -> bool:
-    """Whether gradients of what calls make are not those of each row alone."""
+def _are_mixed(run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor], beside: Sequence[str]) -> bool:
+    """Whether gradients of what calls make are not those of each row alone: of row a ``beside`` others too."""
     made = functools.partial(_gradients, run, asked, weights)
     first, both = made("ab", (0,)), made("ab", (0, 1))
     summed = [a + b for a, b in zip(first, made("ab", (1,)), strict=True)]
-    return not (_are_close(first, made("aa", (0,))) and _are_close(both, summed))
+    is_first = all(_are_close(first, made(rows, (0,))) for rows in beside)
+    return not (is_first and _are_close(both, summed))
 
 
 def _hands_on_parts(run: Rows, asked: _Made, weights: Sequence[Tensor]) -> bool:
