@@ -1,5 +1,7 @@
 """Rows that depend on one another in gradients alone, where code holds some of these back."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -129,3 +131,62 @@ def test_layers_whose_gradients_alone_mix_rows_are_refused():
     pipe = autopipe.split(Held(Centred()).double(), 2, (x, x), costs="estimated", n_microbatches=2)
     with pytest.raises(InputError, match=r"gradients of .* are not those of each row"):
         pipe.runtime().step(x, x)
+
+
+class Open(Held):
+    """Holds gradients back in its own forward, by what it is given or how many rows that has."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.run = run
+
+    def forward(self, x, y):
+        return self.loss(self.c(self.run(self, x)), y)
+
+
+def few_alone(model, x):
+    h = model.b(model.a(x).tanh())
+    return h.detach() if len(x) > 16 else h
+
+
+def few_with_grad(model, x):
+    with torch.set_grad_enabled(len(x) < 16):
+        return model.b(model.a(x).tanh())
+
+
+def large_alone(model, x):
+    h = model.b(model.a(x).tanh())
+    return h.detach() if (x > 1.5).any() else h
+
+
+def large_rows(model, x):
+    h = model.b(model.a(x).tanh())
+    is_large = (x > 1.5).any(1, keepdim=True)
+    return torch.where(is_large, h.detach(), h) if is_large.any() else h
+
+
+def unlike(n):
+    """Rows of which the last few are large."""
+    x = torch.rand(n, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    x[-2:] += 1
+    return x
+
+
+@pytest.mark.parametrize("asked", [few_alone, few_with_grad, large_alone])
+def test_open_code_that_holds_gradients_back_by_a_question_about_all_rows_is_refused(asked):
+    x, more = unlike(8) / 2, unlike(24)
+    pipe = autopipe.split(Open(asked).double(), 2, (x, x), costs="estimated", n_microbatches=3)
+    with pytest.raises(InputError, match="which changes gradients"):
+        pipe.runtime().step(more, more)
+
+
+def test_open_code_that_holds_back_gradients_of_rows_that_it_asks_for_is_no_mixing():
+    x, more = unlike(8) / 2, unlike(24)
+    torch.manual_seed(0)
+    plain = Open(large_rows).double()
+    model = copy.deepcopy(plain)
+    pipe = autopipe.split(model, 2, (x, x), costs="estimated", n_microbatches=3)
+    pipe.runtime().step(more, more)
+    plain(more, more).backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)

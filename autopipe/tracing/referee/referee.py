@@ -26,6 +26,7 @@ from ..inputs.writes import called
 from ..sizes import dims as sizing
 from ..sizes.rerun import replay
 from ..sizes.variation import Variation
+from ..state.example_data import projected
 from ..state.fills import without_fills
 from ..state.redraw import redrawn
 from ..state.state import draw_alike, generators, seed
@@ -283,18 +284,11 @@ class Referee:
         self, outputs: Sequence[Tensor], tensors: Mapping[str, Tensor]
     ) -> dict[str, Tensor | None]:
         """Of a fixed projection of every output; nothing where the model's backward cannot be asked for."""
-        roots = [t for t in outputs if t.requires_grad]
         named: dict[str, Tensor] = {n: p for n, p in self.named.items() if p.requires_grad}
         named |= {f"input {n}": t for n, t in tensors.items() if t.requires_grad}
-        if not roots or not named:
+        if not any(t.requires_grad for t in outputs):
             return {}
-        weights = [
-            torch.linspace(0.5, 1.5, t.numel(), device=t.device).view(t.shape).to(t.dtype) for t in roots
-        ]
-        wanted = list(named.values())
-        # kept, since the state of a model may hold the graph of an earlier call
-        found = torch.autograd.grad(roots, wanted, weights, allow_unused=True, retain_graph=True)
-        return dict(zip(named, found, strict=True))
+        return dict(zip(named, projected(outputs, [*named.values()]), strict=True))
 
 
 def _fresh(tensor: Tensor) -> Tensor:

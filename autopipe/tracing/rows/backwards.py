@@ -152,7 +152,7 @@ def _is_odd(node: Node) -> bool:
 
 
 def _are_mixed(run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor], beside: Sequence[str]) -> bool:
-    """Whether gradients of what calls make are not those of each row alone: of row a ``beside`` others too."""
+    """Whether gradients of what calls make are not those of rows alone, of row a ``beside`` others too."""
     made = functools.partial(_gradients, run, asked, weights)
     first, both = made("ab", (0,)), made("ab", (0, 1))
     summed = [a + b for a, b in zip(first, made("ab", (1,)), strict=True)]

@@ -20,7 +20,7 @@ from .by_mode import is_own
 from .own_code import all_names, functions_within
 from .results import ALLOWED, Rows, axes, is_close, is_number
 
-__all__ = ["holds_back", "mixed_in_gradients"]
+__all__ = ["gradient_of", "holds_back", "mixed_in_gradients"]
 
 _HOLDS_BACK = frozenset({
     "__float__", "__int__", "data", "detach", "detach_", "inference_mode", "item", "no_grad",
@@ -75,8 +75,9 @@ def mixed_in_gradients(
         run(rows, look)
         found = {}
         for (number, i), tensor in kept.items():
-            if (seed := _seed(tensor, axes(named[number], i, dim, shapes), places)) is not None:
-                found[number, i] = _gradient(tensor, seed, weights)
+            along = axes(named[number], i, dim, shapes)
+            if _seed(tensor, along, places) is not None:
+                found[number, i] = gradient_of([(tensor, along)], weights, places)
         return found
 
     with torch.enable_grad():
@@ -113,11 +114,18 @@ def _seed(value: Tensor, rows: Sequence[int], places: Sequence[int]) -> Tensor |
     return seed
 
 
-def _gradient(value: Tensor, seed: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """The gradients of all weights, as one row of numbers of the narrowest type among them."""
+def gradient_of(
+    made: Sequence[tuple[Tensor, Sequence[int]]], weights: Sequence[Tensor], places: Sequence[int] = (0, -1)
+) -> Tensor:
+    """The gradients of all weights, as one row of numbers of the narrowest type among them.
+
+    They begin at numbers, and in some ``places`` of tensors that come with the axes of their rows.
+    """
+    seeds = [(t, s) for t, rows in made if t.requires_grad and (s := _seed(t, rows, places)) is not None]
     found: Sequence[Tensor | None] = [None] * len(weights)
-    if value.requires_grad:
-        found = torch.autograd.grad(value, weights, seed, allow_unused=True)
-    least = min((w.dtype for w in (value, *weights)), key=lambda dtype: dtype.itemsize)
+    if seeds and weights:
+        values, begun = zip(*seeds, strict=True)
+        found = torch.autograd.grad(values, weights, begun, allow_unused=True)
+    least = min((t.dtype for t in (*(t for t, _ in seeds), *weights)), key=lambda dtype: dtype.itemsize)
     each = (torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True))
     return torch.cat([(g if g.layout is torch.strided else g.to_dense()).flatten().to(least) for g in each])

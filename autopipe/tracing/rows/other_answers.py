@@ -27,6 +27,7 @@ from ..sizes.other_masks import witnesses
 from ..sizes.rerun import replay
 from ..sizes.variation import Variation
 from ..state.state import seed
+from .held_back import gradient_of, holds_back
 from .noise import EvenNoise
 from .results import ROUNDED, axes, is_close, is_number
 
@@ -35,7 +36,6 @@ __all__ = ["FormPairs", "two_rows"]
 _logger = logging.getLogger("autopipe")
 _MOST_ROWS = 8
 _Batch = Mapping[str, Tensor]
-_Made = dict[int | str, tuple[Any, Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,6 +45,15 @@ class _AskedFor:
     form: Recording
     variation: Variation
     batches: tuple[_Batch, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Made:
+    """The ``values`` that a form gives, each with its call; gradients of what has rows and of numbers, if asked."""
+
+    values: Mapping[int | str, tuple[Any, Any]]
+    of_rows: Tensor | None = None
+    of_numbers: Tensor | None = None
 
 
 class FormPairs:
@@ -88,15 +97,17 @@ class FormPairs:
     ) -> None:
         """Compare a form with those ``beside`` it in a mode, on rows of both; ``start`` sets mode and state.
 
-        Of the ops that run on the whole batch, by name the ``tail``, what they are given is compared.
+        Of the ops that run on the whole batch, by name the ``tail``, what they are given is compared; where
+        code holds gradients back, those as well.
         """
         new, others = self._known[id(form)], [self._known[id(other)] for other in beside]
+        has_gradients = any(holds_back(self._model, each) for each in (form, *beside))
         held = {id(batch) for each in (new, *others) for batch in each.batches}
         kept: dict[tuple[int, int], _Made] = {}
 
         def give(form: Recording, batch: _Batch) -> _Made:
             key = id(form), id(batch)
-            made = kept[key] if key in kept else self._given_by(form, batch, tail, start)
+            made = kept[key] if key in kept else self._given_by(form, batch, tail, start, has_gradients)
             return kept.setdefault(key, made) if id(batch) in held else made
 
         for other in others:
@@ -133,19 +144,29 @@ class FormPairs:
             except Exception as error:  # any Python of the model, on rows it may not take; or noise not known
                 _logger.debug("rows could not be answered otherwise: %s", error)
                 continue
-            if made.keys() != other.keys():
+            if made.values.keys() != other.values.keys():
                 return asked  # one gives the tail nothing there
             per_row = of_sum if here.variation.mixing.sums else 1.0
-            if any(_is_other(*made[k], other[k][1], dim, here.variation, per_row) for k in made):
+            pairs = ((*made.values[k], other.values[k][1]) for k in made.values)
+            if any(_is_other(*pair, dim, here.variation, per_row) for pair in pairs):
                 return asked
+            if made.of_rows is not None and not _is_alike(made.of_rows, other.of_rows, 1.0):
+                return f"{asked}, which changes gradients"
+            if made.of_numbers is not None and not _is_alike(made.of_numbers, other.of_numbers, per_row):
+                return f"{asked}, which changes gradients"
         return ""
 
     def _given_by(
-        self, form: Recording, batch: _Batch, tail: Collection[str], start: Callable[[], None]
+        self,
+        form: Recording,
+        batch: _Batch,
+        tail: Collection[str],
+        start: Callable[[], None],
+        has_gradients: bool,
     ) -> _Made:
         """What a form gives ahead of a tail, and to it, each with its call; noise is one number."""
         entering = {c.name for call in form.calls if call.name in tail for c in call.inputs} - {*tail}
-        made: _Made = {}
+        made: dict[int | str, tuple[Any, Any]] = {}
 
         def look(call: Call, value: Any) -> None:
             if call.name in entering and call.depends & Depends.INPUT and call.op != "placeholder":
@@ -154,10 +175,25 @@ class FormPairs:
         start()
         seed(self._device)
         is_noisy = any(c.is_random for c in form.calls)
-        with EvenNoise(self._device) if is_noisy else contextlib.nullcontext():
+        even = EvenNoise(self._device) if is_noisy else contextlib.nullcontext()
+        with even, torch.set_grad_enabled(has_gradients):
             result = replay(self._model, form, batch, self._device, look=look).result
         leaves = enumerate(zip(form.calls[-1].args[0], result, strict=True))
-        return made | {i: leaf for i, leaf in leaves if getattr(leaf[0], "name", None) not in tail}
+        values = made | {i: leaf for i, leaf in leaves if getattr(leaf[0], "name", None) not in tail}
+        if not has_gradients:
+            return _Made(values)
+        variation = self._known[id(form)].variation
+        dim, weights = batch_dim(variation.dims), [p for p in self._model.parameters() if p.requires_grad]
+        placed = [
+            (value, axes(call, 0, dim, variation.shapes) if dim and isinstance(call, Call) else [])
+            for call, value in values.values()
+            if isinstance(value, Tensor)
+        ]
+        of_rows, of_numbers = (
+            gradient_of([(v, rows) for v, rows in placed if bool(rows) is has_rows], weights)
+            for has_rows in (True, False)
+        )
+        return _Made({k: (c, _detached(v)) for k, (c, v) in values.items()}, of_rows, of_numbers)
 
 
 def two_rows(given: _Batch, dim: Dim, device: torch.device) -> Iterator[dict[str, _Batch]]:
@@ -258,6 +294,15 @@ def _is_other(call: Any, here: Any, there: Any, dim: Dim, variation: Variation, 
         return not is_close((here * per_row).nan_to_num(), there.nan_to_num(), ROUNDED)
     rows = axes(call, 0, dim, variation.shapes) if isinstance(call, Call) else []
     return any(a >= there.ndim or not _is_same(here, there, a) for a in rows)
+
+
+def _is_alike(here: Tensor, there: Tensor | None, per_row: float) -> bool:
+    """Whether two gradients are the same; a mean over no labels has none, where another form may."""
+    return there is None or is_close((here * per_row).nan_to_num(), there.nan_to_num(), ROUNDED)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _is_same(here: Tensor, there: Tensor, axis: int) -> bool:

@@ -21,9 +21,11 @@ from ..calls.call import Call, Guard, Recording
 from ..calls.functions import ExportFlags, tensors
 from ..calls.kinds import Kind
 from ..calls.sharing import Sharing
+from ..code.attributes import names_of_open
 from ..inputs.arguments import Inputs
 from ..inputs.structure import Spec, flatten
-from ..state.example_data import are_close, close_to
+from ..state.example_data import are_close, close_to, projected
+from ..state.global_names import is_foreign
 from ..state.redraw import redrawn
 from ..state.state import seed
 from ..values.tracked import pinned
@@ -36,6 +38,7 @@ __all__ = ["Elsewhere", "Explorer", "Trial", "first", "first_line"]
 _logger = logging.getLogger("autopipe")
 _EXPORTED = "; torch.export wrote that size down: give it dynamic_shapes, or split what was exported"
 _DIFFERS = "the captured graph's outputs differ from the model's"
+_HOLDS_BACK = frozenset({"detach", "detach_", "inference_mode", "no_grad", "set_grad_enabled"})
 _LEAVES = "the captured graph leaves the model's buffers otherwise than the model does"
 
 
@@ -173,7 +176,32 @@ class Explorer:
         forms = [f for f in self.forms if any(id(g) in failed for g in f.guards)]
         # a form of both modes may ask in one of them alone
         modes = (None,) if self.by_mode or self.is_meta else (None, True)
-        return any(self.differs(trial, form, training) for form in forms for training in modes)
+        return any(
+            self.differs(trial, form, training) or self._trains_otherwise(trial, form, training)
+            for form in forms
+            for training in modes
+        )
+
+    def _trains_otherwise(self, trial: Trial, form: Recording, training: bool | None) -> bool:
+        """Whether a form's gradients are not the model's, of which its code may hold some back."""
+        weights = [p for p in self.model.parameters() if p.requires_grad]
+        if not self._may_hold_back or not self._is_compared(trial.sizes):
+            return False
+        try:
+            answered = self._answer(trial.sizes, form, training, has_gradients=True)[0]
+            expected = projected(answered, weights)
+            replayed = self._replayed(form, trial.sizes, training=training, has_gradients=True)
+            found = projected(replayed.result, weights)
+        except Exception as error:  # any Python of the model, which may take no gradients
+            _logger.debug("gradients could not be compared: %s", error)
+            return False
+        return not all(map(close_to, expected, found))
+
+    @functools.cached_property
+    def _may_hold_back(self) -> bool:
+        """Whether the model's own code names what gives values that gradients do not pass."""
+        own = frozenset(type(m) for m in self.model.modules() if not is_foreign(type(m).__module__))
+        return not self.is_meta and not _HOLDS_BACK.isdisjoint(names_of_open(own))
 
     def judge(self, sizes: Mapping[Dim, int]) -> tuple[set[int], bool]:
         """Ids of the guards that come out differently at these sizes, and whether the result is the model's.
@@ -218,6 +246,8 @@ class Explorer:
         sizes: Mapping[Dim, int],
         sharing: Sharing | None = None,
         training: bool | None = None,
+        *,
+        has_gradients: bool = False,
     ) -> Observation:
         given = self.resized(sizes)
         self.prepare(form, training)
@@ -230,7 +260,7 @@ class Explorer:
                 numbers[id(call)] = value
 
         try:
-            with torch.set_grad_enabled(self.takes_grad_mode):
+            with torch.set_grad_enabled(self.takes_grad_mode or has_gradients):
                 seen = replay(self.model, form, given, self.device, sharing, note)
         except Exception:
             self.elsewhere.append(Elsewhere(sizes, form, numbers, shapes))
@@ -330,7 +360,13 @@ class Explorer:
         return answer
 
     def _answer(
-        self, sizes: Mapping[Dim, int], form: Recording, training: bool | None = None, is_shared: bool = True
+        self,
+        sizes: Mapping[Dim, int],
+        form: Recording,
+        training: bool | None = None,
+        is_shared: bool = True,
+        *,
+        has_gradients: bool = False,
     ) -> _Answer:
         """What the model gives in a run of its own."""
         self.prepare(form, training)
@@ -340,7 +376,7 @@ class Explorer:
         is_shared = is_shared and self.is_meta
         try:
             shared = Sharing(self.kind).among(self.model, form.calls if is_shared else ())
-            with torch.set_grad_enabled(self.takes_grad_mode), shared:
+            with torch.set_grad_enabled(self.takes_grad_mode or has_gradients), shared:
                 leaves, spec = flatten(self.call(self.resized(sizes)))
                 return leaves, spec, self._left()
         finally:

@@ -27,10 +27,21 @@ __all__ = [
     "doubled",
     "fresh",
     "other_data",
+    "projected",
     "united",
 ]
 
 _RELATIVE = 1e-4
+
+
+def projected(outputs: Sequence[Any], wanted: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The gradients of what is ``wanted`` by a fixed projection of those outputs that have any."""
+    roots = [t for t in outputs if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not roots or not wanted:
+        return [None] * len(wanted)
+    weights = [torch.linspace(0.5, 1.5, t.numel(), device=t.device).view(t.shape).to(t.dtype) for t in roots]
+    # kept, since the state of a model may hold the graph of an earlier call
+    return [*torch.autograd.grad(roots, wanted, weights, allow_unused=True, retain_graph=True)]
 
 
 def device_of(model: nn.Module, *given: Any) -> torch.device:
