@@ -66,7 +66,54 @@ class History(nn.Module):
         return loss * len(self.losses) / sum(self.losses)
 
 
-@pytest.mark.parametrize("keep", [Queue, Centre, History])
+class Decayed(nn.Module):
+    """Makes its weights smaller with each call, by ``data``."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, y):
+        if self.training:
+            self.a.weight.data.mul_(0.9)
+        return self.a(y).square().sum(1)
+
+
+class Teacher(nn.Module):
+    """Compares with a layer whose weights follow those of another, in a method of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.mean = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(requires_grad=False)
+
+    @torch.no_grad()
+    def follow(self):
+        for mean, weight in zip(self.mean.parameters(), self.a.parameters(), strict=True):
+            mean.mul_(0.5).add_(weight, alpha=0.5)
+
+    def forward(self, y):
+        if self.training:
+            self.follow()
+        return (self.a(y) - self.mean(y)).square().sum(1)
+
+
+class Scaled(nn.Module):
+    """Multiplies by a buffer that it makes smaller with each call, by ``data``."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, y):
+        if self.training:
+            self.scale.data.mul_(0.9)
+        return (y * self.scale.clone()).abs().sum(1)
+
+
+WRITING = [Decayed, Teacher, Scaled]
+
+
+@pytest.mark.parametrize("keep", [Queue, Centre, History, *WRITING])
 def test_what_one_call_leaves_for_the_next_is_left_once_a_step(keep):
     def make():
         torch.manual_seed(0)
@@ -108,13 +155,38 @@ class Powers(nn.Module):
         return self.a(y).square().sum(1)
 
 
-@pytest.mark.parametrize("keep", [Queue, Powers])
-def test_what_calls_leave_early_in_a_model_is_told(keep, caplog):
-    model, x = KeyedEarly(keep()).double(), torch.randn(6, 4, dtype=torch.float64)
+class Unit(nn.Module):
+    """Makes the rows of its weights of length one, which they are in a second call."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, y):
+        self.a.weight.data = F.normalize(self.a.weight.data, dim=1)
+        return self.a(y).square().sum(1)
+
+
+@pytest.mark.parametrize(
+    ("keep", "name"),
+    [(Queue, "keys"), (Powers, "_u"), (Decayed, "a.weight"), (Teacher, "mean.weight"), (Scaled, "scale")],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_calls_leave_early_in_a_model_is_told(keep, name, dtype, caplog):
+    torch.manual_seed(0)
+    model, x = KeyedEarly(keep()).to(dtype), torch.randn(6, 4, dtype=dtype)
     pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
     caplog.clear()
     runtime = pipe.runtime()
     for _ in range(2):
         runtime.step(x)
     (told,) = [r.getMessage() for r in caplog.records if "n_microbatches=1" in r.getMessage()]
-    assert "keys" in told if keep is Queue else "_u" in told
+    assert name in told.partition(" at each call")[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_that_a_second_call_leaves_as_the_first_did_are_not_told_of(dtype, caplog):
+    model, x = KeyedEarly(Unit()).to(dtype), torch.randn(6, 4, dtype=dtype)
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
+    pipe.runtime().step(x)
+    assert "n_microbatches=1" not in caplog.text

@@ -22,7 +22,7 @@ from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from .by_mode import is_own
-from .own_code import all_names, functions_within
+from .own_code import names_within
 from .results import ALLOWED, EQUAL, Rows, axes, is_close
 
 __all__ = ["OwnBackwards", "mixed_in_backward"]
@@ -123,9 +123,7 @@ def _is_hooked(model: nn.Module, call: Call) -> bool:
         inside = model.get_submodule(str(call.target)).modules()
         if any(m._backward_hooks or m._backward_pre_hooks for m in inside):
             return True
-    return is_own(model, call) and any(
-        not _HOOKS.isdisjoint(all_names(f.__code__)) for f, _ in functions_within(model, call)
-    )
+    return is_own(model, call) and not _HOOKS.isdisjoint(names_within(model, call))
 
 
 def _functions(kind: type) -> Iterator[type]:

@@ -17,7 +17,7 @@ from ..calls.call import Call, Depends, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import plain_name, tensors
 from .by_mode import is_own
-from .own_code import all_names, functions_within
+from .own_code import names_within
 from .results import ALLOWED, Rows, axes, is_close, is_number
 
 __all__ = ["gradient_of", "holds_back", "mixed_in_gradients"]
@@ -34,14 +34,10 @@ def holds_back(model: nn.Module, form: Recording) -> bool:
     return any(
         (call.op != "call_module" and plain_name(call) in _HOLDS_BACK)
         or (call.region is not None and call.region.grad is False)
-        or (is_own(model, call) and _names_any(model, call))
+        or (is_own(model, call) and not _HOLDS_BACK.isdisjoint(names_within(model, call)))
         for call in form.calls
         if call.depends & Depends.INPUT and call.op not in ("placeholder", "get_attr", "output")
     )
-
-
-def _names_any(model: nn.Module, call: Call) -> bool:
-    return any(not _HOLDS_BACK.isdisjoint(all_names(f.__code__)) for f, _ in functions_within(model, call))
 
 
 def mixed_in_gradients(

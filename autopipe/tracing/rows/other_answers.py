@@ -49,7 +49,7 @@ class _AskedFor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Made:
-    """The ``values`` that a form gives, each with its call; gradients of what has rows and of numbers, if asked."""
+    """The ``values`` that a form gives, each with its call; if asked, gradients of rows and of numbers."""
 
     values: Mapping[int | str, tuple[Any, Any]]
     of_rows: Tensor | None = None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...graph import Dim, batch_dim
-from ..calls.call import Call, Recording
+from ..calls.call import Call, Depends, Recording
 from ..calls.functions import tensors
 from ..code.leaves import is_atomic
 from ..sizes.guards import broken
@@ -24,7 +24,9 @@ from ..sizes.rerun import buffers_written, replay
 from ..sizes.variation import Variation
 from ..state.example_data import close_to
 from ..state.state import seed
-from .results import EQUAL, is_close
+from .by_mode import is_own
+from .own_code import names_within
+from .results import EQUAL, SLIGHT, is_close
 
 __all__ = ["by_call", "carried_by", "carriers"]
 
@@ -42,22 +44,23 @@ def by_call(
 ) -> tuple[str, ...]:
     """The buffers and numbers, by name, that two batches leave otherwise than one of all their rows does.
 
-    Three runs of a training ``form``, where it writes to any at all; ``start`` sets mode and state. Nothing
-    is found on the meta device, nor where the form is not right for twice the rows of ``given``, which
-    ``variation`` tells.
+    Three runs of a training ``form`` or four, where it writes to any at all; ``start`` sets mode and state.
+    Weights that it writes behind torch's back are among them. Nothing is found on the meta device, nor where
+    the form is not right for twice the rows of ``given``, which ``variation`` tells.
     """
     dim = batch_dim(variation.dims)
     if dim is None or dim.packed or device.type == "meta":
         return ()
     # what a layer that stays whole keeps for its next call is written, too
-    if not (form.keeps or buffers_written(model, [form])):
+    weights = [*_weights_written(model, form)]
+    if not (form.keeps or weights or buffers_written(model, [form])):
         return ()
     if not variation.takes_rows(2 * dim.example):
         return ()
 
     def left_by(*batches: Mapping[str, Tensor]) -> dict[str, Any]:
         _run(model, form, batches, variation, device, start)
-        return dict(_held(model))
+        return dict(_held(model, weights))
 
     other = _other_rows(given, dim)
     both = dict(given)
@@ -66,20 +69,25 @@ def by_call(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             apart, at_once = left_by(given, other), left_by(both)
+            close = [n for n, value in at_once.items() if _is_same(value, apart.get(n), EQUAL)]
+            is_off = {n for n in close if not _is_same(at_once[n], apart[n], SLIGHT)}
+            one = left_by(given) if is_off else {}
     except _Otherwise:
         return ()
     except Exception as error:  # any Python of the model, on rows it may not take
         _logger.debug("what a forward writes could not be looked at: %s", error)
         return ()
-    return tuple(name for name, value in at_once.items() if not _is_same(value, apart.get(name)))
+    # what is the same to the last digit after any one call goes by their number, not by how rows add up
+    alike = {n for n in close if n not in is_off or not _is_equal(at_once[n], one.get(n))}
+    return tuple(name for name in at_once if name not in alike)
 
 
 def carriers(model: nn.Module, form: Recording) -> frozenset[str]:
     """The calls, by name, that may carry something from one run of a form to the next.
 
     These touch a buffer or tensor of the model's that the form writes, or are of code kept whole that keeps
-    something. Torch's own layers without hooks are none: what they write in training, as batch norm does,
-    they do not read.
+    something or may write to its weights. Torch's own layers without hooks are none: what they write in
+    training, as batch norm does, they do not read.
     """
     own = [c for c in form.calls if c.op != "call_module" or not _is_plain(model.get_submodule(c.target))]
     written = frozenset[int]().union(*(c.writes for c in own))
@@ -88,9 +96,25 @@ def carriers(model: nn.Module, form: Recording) -> frozenset[str]:
 
     def may_carry(call: Call) -> bool:
         is_leaf = call.op == "call_module" and bool(call.mutated or call.keeps or call.path in form.begun)
+        is_leaf = is_leaf or _may_write_weights(model, call)
         return is_leaf or bool((call.storages | call.reads | call.writes) & state)
 
     return frozenset(c.name for c in own if c.op not in ("get_attr", "output") and may_carry(c))
+
+
+def _weights_written(model: nn.Module, form: Recording) -> Iterator[str]:
+    """The weights and buffers, by name, of layers that stay whole and may write to them unseen."""
+    for path in {str(c.target): None for c in form.calls if _may_write_weights(model, c)}:
+        held = model.get_submodule(path)
+        yield from (f"{path}.{n}".lstrip(".") for n, _ in (*held.named_parameters(), *held.named_buffers()))
+
+
+def _may_write_weights(model: nn.Module, call: Call) -> bool:
+    """Whether code of a layer that stays whole names what writes to tensors: by ``data``, or in place."""
+    if call.op != "call_module" or not (call.depends & Depends.STATE and is_own(model, call)):
+        return False
+    names = names_within(model, call)
+    return any(n == "data" or (n.endswith("_") and not n.startswith("_")) for n in names)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -163,18 +187,25 @@ def _run(
     return result
 
 
-def _is_same(a: Any, b: Any) -> bool:
+def _is_equal(a: Any, b: Any) -> bool:
+    """Equal to the last digit."""
+    return not isinstance(a, Tensor) or (isinstance(b, Tensor) and torch.equal(a, b))
+
+
+def _is_same(a: Any, b: Any, allowed: Mapping[torch.dtype, float]) -> bool:
     """Equal up to rounding, which in fp64 is far less than a step of a power iteration that has converged."""
-    return close_to(a, b) and (not isinstance(a, Tensor) or is_close(a, b, EQUAL))
+    return close_to(a, b) and (not isinstance(a, Tensor) or is_close(a, b, allowed))
 
 
 class _Otherwise(Exception):
     """The model goes another way on these rows."""
 
 
-def _held(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """A copy of every buffer, and the numbers and tensors in attributes."""
+def _held(model: nn.Module, weights: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """A copy of every buffer and of some ``weights``, and the numbers and tensors in attributes."""
     yield from ((name, buffer.detach().clone()) for name, buffer in model.named_buffers())
+    own = dict(model.named_parameters())
+    yield from ((name, own[name].detach().clone()) for name in weights if name in own)
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if isinstance(value, (int, float, Tensor)) and name != "training":
