@@ -69,6 +69,32 @@ def test_losses_that_a_model_reduces_itself_are_those_of_the_batch(name, is_exam
     assert "cannot be weighed" not in caplog.text
 
 
+class Dropped(nn.Module):
+    """A mean over labels, in training behind noise."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.table, self.between, self.head = nn.Embedding(9, 8), between, nn.Linear(8, 9)
+
+    def forward(self, ids, labels):
+        x = self.table(ids)
+        x = F.dropout(x, 0.3) if self.training else x
+        return F.cross_entropy(self.head(self.between(x)).transpose(1, 2), labels)
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+@pytest.mark.parametrize("counts", [(2, 5), (5, 5), (0, 5), (5, 0)])
+def test_noise_and_rows_of_unlike_many_labels_are_no_mixing(counts):
+    ids = torch.randint(9, (6, 5))
+    labels = torch.where(torch.arange(5) < torch.tensor([*counts, 3, 4, 2, 3])[:, None], ids, -100)
+    assert captured_mixing(Dropped(nn.Identity()), ids, labels) == Mixing()
+    assert captured_mixing(Dropped(Centred()), ids, labels).always
+
+
 class Labelled(nn.Module):
     """A loss over labels of rows that something is done to first, early or late."""
 

@@ -273,13 +273,15 @@ class Results:
         """In words, where a number is no mean of the rows', evenly or weighted by the labels in each.
 
         Where labels do not tell how rows weigh, in both orders: what is clipped, as a loss of ranks is, may
-        be one in one of them alone.
+        be one in one of them alone. In both orders, too, where noise is drawn: each place has its own, and
+        only both together have what rows a a and b b have.
         """
         ab, aa, bb = figures = [float(self.of(rows)[i]) for rows in ("ab", "aa", "bb")]
         shares = self._shares if all(map(math.isfinite, figures)) else None
         if shares is not None:
             expected = shares[0] * aa + shares[1] * bb
-            if abs(ab - expected) <= allowed * max(map(abs, figures)):
+            found = (ab + float(self.of("ba")[i])) / 2 if self._is_noisy else ab
+            if abs(found - expected) <= allowed * max(map(abs, figures)):
                 return ""
         ba = float(self.of("ba")[i])
         if not all(map(math.isfinite, (*figures, ba))):
@@ -293,10 +295,11 @@ class Results:
         is_unknown = self._has_others or (self._is_longer and self._is_counted)
         if is_unknown and level is not EQUAL and min(aa, bb) <= ab <= max(aa, bb):
             return ""  # how the rows weigh cannot be told
-        share = (bb - ab) / (ab - aa) if ab != aa else math.inf
-        if self._is_counted and share > 0 and math.isfinite(share) and not self._is_longer:
-            found = float(self.of("abb")[i])
-            if abs(found - (share * aa + 2 * bb) / (share + 2)) <= allowed * scale:
+        if self._is_counted and not self._is_longer:
+            aa, bb, abb = (float(self._placed(rows)[i]) for rows in ("aa", "bb", "abb"))
+            share = (bb - ab) / (ab - aa) if ab != aa else math.inf
+            is_told = self._noise.is_by_row and 0 < share < math.inf
+            if is_told and abs(abb - (share * aa + 2 * bb) / (share + 2)) <= allowed * scale:
                 return ""
         return words
 
@@ -306,16 +309,17 @@ class Results:
         If both together give the mean, that tells what the one would give, and so what three of them do.
         """
         a, b = ("ab", "ba")[math.isfinite(each[1])]
-        known = each[1] if a == "b" else each[0]
         if not math.isfinite(ab):
             return ""
         if not self._is_counted:
             return f"{ab:.6g} for two rows, of which one alone gives {each[0]:.6g} and one {each[1]:.6g}"
+        known = float(self._placed(a + a)[i])
         if self._is_longer or not math.isfinite(known):
             return ""
         for rows, share in ((a + a + b, 2 / 3), (a + b + b, 1 / 3)):
-            found, expected = float(self.of(rows)[i]), share * known + (1 - share) * (2 * ab - known)
-            if abs(found - expected) > allowed * max(map(abs, (found, ab, known))):
+            found, expected = float(self._placed(rows)[i]), share * known + (1 - share) * (2 * ab - known)
+            is_other = abs(found - expected) > allowed * max(map(abs, (found, ab, known)))
+            if is_other and self._noise.is_by_row:
                 return f"{found:.6g} for three rows, where it is {known:.6g} for one and {ab:.6g} for two"
         return ""
 
