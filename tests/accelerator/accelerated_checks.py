@@ -17,7 +17,7 @@ import simulated
 import simulated.group
 import torch
 import torch.distributed as dist
-from runtime_models import Adversary, adversary_batch, adversary_loss, make, worst
+from runtime_models import adversary, adversary_batch, adversary_loss, make, worst
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -73,15 +73,10 @@ def schedules(*names, offload="never"):
     """The adversarial program: every schedule equals the plain model, no race, no wait after warm-up."""
     for i, name in enumerate(names or SCHEDULES):
         again = ({}, {"recompute": (0,)}, {"block_size": 3})[i % 3]
-        torch.manual_seed(0)
-        model = Adversary().double()
-        args, kwargs, _ = adversary_batch(4, 5)
-        n = WORLD * SCHEDULES[name]
-        wanted_model = copy.deepcopy(model)
-        wanted = plain(wanted_model)
         for way, settings in WAYS.items():
-            options = {"n_stages": n, "n_ranks": WORLD, "schedule": name, "offload": offload, **again}
-            made = make(copy.deepcopy(model), args, kwargs, **options)
+            model, *made = adversary(WORLD * SCHEDULES[name], name, WORLD, offload=offload, **again)
+            wanted_model = copy.deepcopy(model)
+            wanted = plain(wanted_model)
             with simulated.settings(**settings):
                 runtime = Runtime(*made, loss_fn=adversary_loss, device=DEVICE)
                 assert torch.accelerator.current_device_index() == 0

@@ -5,6 +5,7 @@
 
 import contextlib
 import copy
+import functools
 import logging
 import pathlib
 
@@ -34,11 +35,21 @@ class Net(nn.Module):
         return self.head(self.frozen(self.norm(self.body(x))))
 
 
-def make(seed=0, **options):
+def split(seed=0, **options):
     torch.manual_seed(seed)
-    model = Net()
-    pipe = autopipe.split(model, 2, (torch.randn(8, 8),), n_microbatches=2, costs="estimated", **options)
-    return model, pipe
+    model, x = Net(), torch.randn(8, 8)
+    return autopipe.split(model, 2, (x,), n_microbatches=2, costs="estimated", **options)
+
+
+_split_once = functools.cache(split)
+
+
+def make(**options):
+    """The same model each time, and a pipe of it that is split once; draws go on as they do from a model."""
+    pipe = copy.deepcopy(_split_once(**options))
+    torch.manual_seed(0)
+    Net(), torch.randn(8, 8)
+    return pipe.model, pipe
 
 
 def mean_square(output, target):
@@ -318,9 +329,9 @@ def other_weights():
     """Ranks that begin with other weights are told which, and what to write."""
     rank = 0 if is_whole() else dist.get_rank()
     if is_whole():
-        make(seed=rank)[1].runtime(loss_fn=mean_square)
+        split(rank).runtime(loss_fn=mean_square)
         return
-    _, pipe = make(seed=rank)
+    pipe = split(rank)
     with pytest.raises(
         autopipe.InputError, match=r"differ between rank 0 and rank 1.*torch.manual_seed\(0\)"
     ):

@@ -1,6 +1,8 @@
 """Models and plans that the runtime's tests share: the nastier, the better."""
 
+import copy
 import dataclasses
+import functools
 import itertools
 
 import torch
@@ -240,8 +242,28 @@ def with_blocks(plan, ops, size):
     return dataclasses.replace(plan, stages=tuple(stages))
 
 
-def make(model, args, kwargs, *, n_stages, block_size=0, offload="never", **options):
-    captured = capture(model, args, kwargs)
+def make(model, args, kwargs, **options):
+    return cut(capture(model, args, kwargs), **options)
+
+
+@functools.cache
+def _captured_adversary():
+    torch.manual_seed(0)
+    model = Adversary().double()
+    args, kwargs, _ = adversary_batch(4, 5)
+    return capture(model, args, kwargs)
+
+
+def adversary(n_stages, schedule, n_ranks, recompute=(), **options):
+    """The same adversary each time, which is captured once, and what ``make`` makes of it."""
+    torch.manual_seed(0)
+    captured = copy.deepcopy(_captured_adversary())
+    options |= {"schedule": schedule, "n_ranks": n_ranks, "recompute": recompute}
+    return captured.model, *cut(captured, n_stages=n_stages, **options)
+
+
+def cut(captured, *, n_stages, block_size=0, offload="never", **options):
+    """The capture, its plan and its stages."""
     plan = make_plan(captured, n_stages, **options)
     plan = dataclasses.replace(plan, settings={"offload": offload})
     if block_size:

@@ -10,7 +10,7 @@ import pathlib
 import pytest
 import torch
 from processes import run_ranks
-from runtime_models import Adversary, Noisy, adversary_batch, adversary_loss, grads, make, worst
+from runtime_models import Noisy, adversary, adversary_batch, adversary_loss, grads, make, worst
 from torch import nn
 
 from autopipe.runtime import Runtime
@@ -32,10 +32,7 @@ def on_device(tree):
 
 @pytest.mark.parametrize("schedule", [name for name in NAMES if name != "forward-only"])
 def test_adversary_equals_full_batch(schedule):
-    torch.manual_seed(0)
-    model = Adversary().double()
-    args, kwargs, _ = adversary_batch(4, 5)
-    made = make(model, args, kwargs, n_stages=4, n_ranks=2, schedule=schedule, recompute=(1,))
+    model, *made = adversary(4, schedule, 2, (1,))
     plain = copy.deepcopy(model).to(CUDA)
     runtime = Runtime(*made, loss_fn=adversary_loss, device=CUDA)
     for rows, length in ((8, 6), (7, 5), (3, 6)):

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 from runtime_models import (
-    Adversary,
     Noisy,
+    adversary,
     adversary_batch,
     adversary_loss,
     grads,
@@ -25,23 +25,6 @@ from autopipe.torch_private import CALL_HOOK
 TRAINING = [n for n in NAMES if n != "forward-only"]
 PER_RANK = {"interleaved": 2, "looped-bfs": 2, "zbv": 2, "dualpipev": 2}
 BATCHES = ((8, 6, 4), (7, 5, 4), (3, 6, 4), (9, 4, 2), (8, 6, 5), (1, 3, 4))
-
-
-def adversary(n_stages, schedule, n_ranks, recompute=(), block_size=0):
-    torch.manual_seed(0)
-    model = Adversary().double()
-    args, kwargs, _ = adversary_batch(4, 5)
-    captured, plan, stages = make(
-        model,
-        args,
-        kwargs,
-        n_stages=n_stages,
-        n_ranks=n_ranks,
-        schedule=schedule,
-        recompute=recompute,
-        block_size=block_size,
-    )
-    return model, captured, plan, stages
 
 
 def train_plain(model, steps):
@@ -63,7 +46,7 @@ def test_adversary_equals_full_batch(schedule, recompute):
     n_stages = n_ranks * PER_RANK.get(schedule, 1)
     everything = tuple(range(n_stages)) if recompute == "stages" else ()
     size = 3 if recompute == "blocks" else 0
-    model, captured, plan, stages = adversary(n_stages, schedule, n_ranks, everything, size)
+    model, captured, plan, stages = adversary(n_stages, schedule, n_ranks, everything, block_size=size)
     assert any(stage.recomputes for stage in stages) == bool(size)
     plain = copy.deepcopy(model)
     steps = [adversary_batch(rows, length) for rows, length, _ in BATCHES]

@@ -10,9 +10,17 @@ SCRIPT = pathlib.Path(__file__).with_name("runtime_ranks.py")
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("n_ranks", [2, pytest.param(3, marks=pytest.mark.slow), 4])
-def test_ranks_equal_one_process(n_ranks):
-    run_ranks(SCRIPT, n_ranks, "everything", timeout_s=150)
+@pytest.mark.parametrize(
+    ("check", "n_ranks"),
+    [
+        ("everything", 2),
+        ("what_hangs_on_ranks", 4),
+        pytest.param("everything", 3, marks=pytest.mark.slow),
+        pytest.param("everything", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_equal_one_process(check, n_ranks):
+    run_ranks(SCRIPT, n_ranks, check, timeout_s=150)
 
 
 @pytest.mark.timeout(120)
