@@ -187,6 +187,7 @@ class Engine:
             self.stages,
             self.device,
             self._bind,
+            self._binds_alike,
             functools.partial(meet, self),
         )
         last = stages[-1].rank
@@ -410,6 +411,16 @@ class Engine:
                     values = self.capture.values(args, kwargs)
         self.capture.assumptions.begin()
         return values
+
+    def _binds_alike(self) -> bool:
+        """Whether a call like the one before is bound as that was, since the model is as it was captured."""
+        assumptions = self.capture.assumptions
+        if self.capture.device.type != "meta":
+            with autocast_context(self.options.autocast, self.device)():
+                if assumptions.changed():
+                    return False
+        assumptions.begin()
+        return True
 
     @contextlib.contextmanager
     def shapes(self) -> Iterator[None]:

@@ -59,6 +59,7 @@ class Runner:
         self._hooked: Sequence[nn.Parameter] = ()
         self._traits = 0
         self._waited_s = 0.0
+        self._weighed: tuple[Any, Tensor] = None, torch.empty(0, device="cpu")
         self._agreed: StepError | None = None
         self._nonfinite: StepError | None = None
 
@@ -257,10 +258,8 @@ class Runner:
         factor = self.factor
 
         def seeds(weights: Sequence[float | Tensor], loss: Tensor) -> Sequence[Tensor]:
-            there = [w for w in weights if isinstance(w, Tensor)]
-            told = torch.stack(there) if there else torch.tensor(weights, dtype=torch.float64, device="cpu")
-            found = accelerator.upload((told * factor).to(loss.dtype), loss.device)
-            found = found if scale is None else found * scale.to(found)
+            found = self._weights_of_losses(weights, factor, loss)
+            found = found.clone() if scale is None else found * scale.to(found)
             # of a DTensor's kind for one
             each = found.unbind()
             return each if type(loss) is Tensor else [torch.ones_like(loss) * seed for seed in each]
@@ -279,6 +278,15 @@ class Runner:
             syncs=self.syncs,
             tracked=frozenset(taken.inputs),
         )
+
+    def _weights_of_losses(self, weights: Sequence[float | Tensor], factor: float, loss: Tensor) -> Tensor:
+        """What microbatches weigh, times a factor, in the kind of their losses; of numbers it is kept."""
+        there = [w for w in weights if isinstance(w, Tensor)]
+        key = None if there else (weights, factor, loss.dtype, loss.device)
+        if key is None or key != self._weighed[0]:
+            told = torch.stack(there) if there else torch.tensor(weights, dtype=torch.float64, device="cpu")
+            self._weighed = key, accelerator.upload((told * factor).to(loss.dtype), loss.device)
+        return self._weighed[1]
 
     def _begin(self, step: StepInputs) -> None:
         engine = self.engine

@@ -22,7 +22,7 @@ from ..options import Options, Request
 from ..wire.peers import Peers
 from .feed import Feed
 from .input_gradients import tracked
-from .microbatch import Batch, Splitter, with_forms
+from .microbatch import Batch, Cut, Splitter, with_forms
 from .weights import Bound, Weigher
 
 if TYPE_CHECKING:
@@ -62,6 +62,25 @@ class Counted(msgspec.Struct, frozen=True):
     fault: str = ""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Known:
+    """A form of calls: what their tensors are bound to, in the order given, and how their batch is cut."""
+
+    form: tuple[Any, ...]
+    names: tuple[str, ...]
+    cut: Cut
+
+
+def _known(form: tuple[Any, ...], given: Sequence[Any], batch: Batch) -> _Known | None:
+    """What is known of calls of this form; None where values decide how they are cut, or one is left out."""
+    name_of = {id(value): name for name, value in batch.given.items()}
+    names = tuple([name_of.get(id(value), "") for value in given])
+    is_whole = len(name_of) == len(batch.given) and sorted(names) == sorted(batch.given)
+    if batch.cut is None or batch.packed or batch.forms or not is_whole:
+        return None
+    return _Known(form, names, batch.cut)
+
+
 class Intake:
     """Where batches come in, on the rank that has them and on those that are fed.
 
@@ -81,10 +100,16 @@ class Intake:
         stages: Sequence[Stage],
         device: torch.device,
         bind: Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Tensor]],
+        binds_alike: Callable[[], bool],
         meet: Callable[[Batch], Batch],
     ) -> None:
-        """``bind`` gives a call's inputs by name, ``meet`` a batch the forms that it asks for."""
-        self._bind, self._meet = bind, meet
+        """``bind`` gives a call's inputs by name, ``meet`` a batch the forms that it asks for.
+
+        ``binds_alike`` begins a call as ``bind`` does, and tells whether that would name its inputs as it
+        did in the last call of the same form.
+        """
+        self._bind, self._binds_alike, self._meet = bind, binds_alike, meet
+        self._last: _Known | None = None
         self._capture, self._options, self._device = capture, options, device
         self._splitter, self._weigher, self._feed, self._peers = splitter, weigher, feed, peers
         self._takes_target = stages[-1].is_last
@@ -95,6 +120,7 @@ class Intake:
     def follow(self, own: Sequence[Stage], stages: Sequence[Stage]) -> None:
         """From now on take in what these use: the stages of this process, and all."""
         self._used = {name for stage in own for name in stage.inputs}
+        self._last = None
         if self._feed is not None:
             self._feed.follow(stages)
 
@@ -112,7 +138,47 @@ class Intake:
     def _own(self, request: Request) -> WeightedBatch:
         """The batch of this rank's arguments, which it gives to the others where it feeds them."""
         kwargs, target = self._route(request.kwargs, request.target)
-        bound = self._bind(request.args, kwargs)
+        args, given = request.args, (*request.args, *kwargs.values())
+        form = self._form(request, kwargs, given, target)
+        last, inputs = self._last, dict[str, Tensor]()
+        if last is not None and last.form == form and self._binds_alike():
+            bound = dict(zip(last.names, given, strict=True))
+            batch = last.cut.of(bound, target)
+        else:
+            bound = self._bind(args, kwargs)
+            inputs, batch = self._cut(request, bound, target)
+            self._last = None if form is None else _known(form, given, batch)
+        # counted where the batch is; on a device, without a wait for it where it stays there
+        told = self._feed is not None or self._options.mesh is not None
+        weigh = self._weigher.weigh if request.loss else self._weigher.weigh_outputs
+        weights, counted = weigh(batch, args, kwargs, bound, is_read=told)
+        if self._feed is not None:
+            self._feed.give(batch, target, len(batch.rows), (weights, counted))
+        batch = batch.on(self._device, self._used, self._takes_target)
+        return WeightedBatch(batch, weights, counted, inputs if request.grad else {})
+
+    def _form(
+        self, request: Request, kwargs: Mapping[str, Any], given: Sequence[Any], target: Any
+    ) -> tuple[Any, ...] | None:
+        """All that a call's binding and cut follow from: the kinds of its tensors.
+
+        None where more decides: values, what is no plain tensor, which of them are one. And under feed,
+        where the others are told what each batch asks for.
+        """
+        if self._feed is not None or self._capture.has_questions or self._capture.inputs.is_apart:
+            return None
+        kinds = []
+        for value in given if target is None else (*given, target):
+            if type(value) is not Tensor or value.is_nested or value.requires_grad or value.is_inference():
+                return None
+            kinds.append((value.shape, value.dtype, value.device, value.layout))
+        asked = request.n_microbatches, request.grad, request.loss, target is None
+        return (asked, self._capture.model.training, len(request.args), (*kwargs,), kinds)
+
+    def _cut(
+        self, request: Request, bound: Mapping[str, Any], target: Any
+    ) -> tuple[dict[str, Tensor], Batch]:
+        """A call's batch in microbatches, and those of its tensors that require a gradient."""
         makes_loss = self._takes_target or self._feed is not None
         if request.loss and target is None and makes_loss and _is_torchs(self._options.loss_fn):
             raise InputError(
@@ -129,15 +195,7 @@ class Intake:
             )
         n = int(request.n_microbatches or self._options.n_microbatches)
         free = {name: v.detach() if name in inputs else v for name, v in bound.items()}
-        batch = self._meet(self._splitter.split(free, target, n))
-        # counted where the batch is; on a device, without a wait for it where it stays there
-        told = self._feed is not None or self._options.mesh is not None
-        weigh = self._weigher.weigh if request.loss else self._weigher.weigh_outputs
-        weights, counted = weigh(batch, request.args, kwargs, bound, is_read=told)
-        if self._feed is not None:
-            self._feed.give(batch, target, n, (weights, counted))
-        batch = batch.on(self._device, self._used, self._takes_target)
-        return WeightedBatch(batch, weights, counted, inputs if request.grad else {})
+        return inputs, self._meet(self._splitter.split(free, target, n))
 
     def _check(self, bound: Mapping[str, Any], target: Any, grad: bool) -> None:
         """Raise :class:`InputError` for tensors that cannot be computed with, or not for a backward."""

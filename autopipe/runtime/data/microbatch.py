@@ -86,6 +86,7 @@ class Batch:
         microbatches where none can be had.
     is_new: whether no step has run some of these forms yet.
     target: that of the whole batch, as it was given.
+    cut: how it was cut.
     """
 
     rows: tuple[int, ...]
@@ -99,6 +100,7 @@ class Batch:
     of_all: tuple[int, ...] = ()
     is_new: bool = False
     target: Any = None
+    cut: Cut | None = None
 
     @property
     def n_microbatches(self) -> int:
@@ -155,14 +157,55 @@ class Batch:
             if isinstance(value, Tensor) and value.layout is torch.strided and not hasattr(value, "to_local"):
                 some = value.detach()
                 if value.nbytes > WHOLE_BYTES or not value.is_cpu:
-                    some = _sample(some, most, first)
-                some = some.resolve_conj().resolve_neg().contiguous().cpu()
+                    some = _sample(some, most, first).cpu()
+                some = some.resolve_conj().resolve_neg().contiguous()
                 found = zlib.crc32(accelerator.memory(some), found)
         return found
 
     def signature(self, m: int) -> tuple[Any, ...]:
         """What decides every shape microbatch ``m`` leads to: form, leaves' shapes, dtypes, values."""
         return (self.form(m), *(_kind(column, m) for column in self.leaves.values()))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cut:
+    """How a batch is cut, and every other one whose tensors have the same sizes, unless some are packed.
+
+    Attributes
+    ----------
+    sizes: how many rows each microbatch has. n_rows: all of them.
+    axes: the batch axis of every input that is cut. packed: rows of each packed input by microbatch.
+    target_axis: that of tensors in the target that have as many rows; None where each gets them whole.
+    """
+
+    sizes: tuple[int, ...]
+    axes: Mapping[str, int]
+    packed: Mapping[str, Sequence[int]]
+    n_rows: int
+    target_axis: int | None
+
+    def of(self, leaves: Mapping[str, Any], target: Any) -> Batch:
+        """The batch with these values."""
+        sizes, axes, packed = self.sizes, self.axes, self.packed
+        columns = {name: _pieces(name, value, sizes, axes, packed) for name, value in leaves.items()}
+        return Batch(
+            sizes, columns, self._targets(target), axes, leaves, packed, leaves, target=target, cut=self
+        )
+
+    def _targets(self, target: Any) -> Sequence[Any]:
+        if len(self.sizes) == 1:
+            return [target]
+        if isinstance(target, Tensor):
+            return self._of_target(target)
+        leaves, spec = flatten(target)
+        columns = [*map(self._of_target, leaves)]
+        return [unflatten(spec, [c[m] for c in columns]) for m in range(len(self.sizes))]
+
+    def _of_target(self, leaf: Any) -> Sequence[Any]:
+        axis, n_rows = self.target_axis, self.n_rows
+        if not isinstance(leaf, Tensor) or axis is None or leaf.ndim <= axis or leaf.shape[axis] != n_rows:
+            return (leaf,) * len(self.sizes)
+        return _cut("target", leaf, self.sizes, axis)
 
 
 class Splitter:
@@ -209,9 +252,9 @@ class Splitter:
                     f"({fixed.reason}); capture with the rows of one microbatch, or pass n_microbatches=1"
                 )
         packed = self._packed(leaves, sizes) if len(sizes) > 1 else {}
-        columns = {name: _pieces(name, value, sizes, axes, packed) for name, value in leaves.items()}
-        targets = self._split_target(target, n_rows, sizes)
-        return Batch(sizes, columns, targets, axes, leaves, packed, leaves, target=target)
+        if len(sizes) > 1:
+            self._check_target(target, n_rows)
+        return Cut(sizes, axes, packed, n_rows, self._given.get("target", 0)).of(leaves, target)
 
     def _packed(self, leaves: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, list[int]]:
         """How many rows of each packed input belong to each microbatch."""
@@ -244,16 +287,6 @@ class Splitter:
             raise InputError(f"inputs disagree on the number of rows: {sizes}; see batch_dims")
         return next(iter(found.values()), 1)
 
-    def _split_target(self, target: Any, n_rows: int, sizes: tuple[int, ...]) -> Sequence[Any]:
-        if len(sizes) == 1:
-            return [target]
-        self._check_target(target, n_rows)
-        if isinstance(target, Tensor):
-            return self._split_target_leaf(target, n_rows, sizes)
-        leaves, spec = flatten(target)
-        columns = [self._split_target_leaf(leaf, n_rows, sizes) for leaf in leaves]
-        return [unflatten(spec, [c[m] for c in columns]) for m in range(len(sizes))]
-
     def _check_target(self, target: Any, n_rows: int) -> None:
         """A target that is one tensor has the batch's rows; among several some may be for all rows."""
         axis = self._given.get("target", 0)
@@ -278,12 +311,6 @@ class Splitter:
                 f"{n_rows}; give one for each row, name its axis in batch_dims={{'target': …}}, or None "
                 "there for a target that every microbatch gets whole"
             )
-
-    def _split_target_leaf(self, leaf: Any, n_rows: int, sizes: tuple[int, ...]) -> Sequence[Any]:
-        axis = self._given.get("target", 0)
-        if not isinstance(leaf, Tensor) or axis is None or leaf.ndim <= axis or leaf.shape[axis] != n_rows:
-            return (leaf,) * len(sizes)
-        return _cut("target", leaf, sizes, axis)
 
 
 def _pieces(

@@ -5,6 +5,7 @@ Moving tensors is left to ``channel``, judging stalls to ``failure``.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import dataclasses
 import functools
@@ -279,7 +280,7 @@ class Peers(Talk):
         self.watch.raise_if_failed()
         before, after = (self.rank - distance) % self.n_ranks, (self.rank + distance) % self.n_ranks
         self.position.waits_for = before
-        shown = torch.tensor(mine, dtype=torch.int64, device="cpu")
+        shown = torch.frombuffer(array.array("q", mine), dtype=torch.int64)
         theirs = torch.empty_like(shown)
         arriving, leaving = self.control.recv(theirs, before), self.control.send(shown, after)
         arriving.wait(FOREVER)

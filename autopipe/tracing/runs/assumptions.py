@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -151,10 +152,10 @@ class Assumptions:
         for buffer in self._buffers:
             buffer.take_in()
         found = self._differing()
-        out = [self.readers[i].change(now, self.values[i]) for i, now in found.items()]
-        if self._is_tolerated(found):
-            out = []
-        modes = tuple(m.training for _, m in self.opened)
+        out = []
+        if found and not self._is_tolerated(found):
+            out = [self.readers[i].change(now, self.values[i]) for i, now in found.items()]
+        modes = tuple([m.training for _, m in self.opened])
         if modes not in self.modes[self.model.training]:
             root = self.model.training
             path = next((p for p, m in self.opened if p and m.training != root), "")
@@ -245,18 +246,18 @@ class Assumptions:
         named = [(registered(self.model, p), n) for p, _, n in (r.rpartition(".") for r in self.replaced)]
         self._buffers = [HeldBuffer(m, n, b) for m, n in named if (b := m._buffers.get(n)) is not None]
         self.values = [reader.read() for reader in self.readers]
+        self._told = [*map(len, self.values)], [*itertools.chain.from_iterable(self.values)]
         self.names = [() if r.module is None else tuple(r.fields) for r in self.readers]
         self.others = {mode: [] for mode in _MODES}
 
     def _differing(self) -> dict[int, tuple[Any, ...]]:
         """What the readers read that is not as it was, by their place."""
-        out = {}
-        for place, (reader, before) in enumerate(zip(self.readers, self.values, strict=True)):
-            now = reader.read()
-            is_kept = len(now) == len(before) and all(map(operator.is_, now, before))
-            if not is_kept and not are_same(now, before):
-                out[place] = now
-        return out
+        read = [reader.read() for reader in self.readers]
+        sizes, values = self._told
+        if [*map(len, read)] == sizes and all(map(operator.is_, itertools.chain.from_iterable(read), values)):
+            return {}
+        pairs = enumerate(zip(read, self.values, strict=True))
+        return {place: now for place, (now, before) in pairs if not are_same(now, before)}
 
 
 def _kind_of(ask: Callable[[], Any]) -> Kind:
