@@ -28,7 +28,9 @@ sympy and networkx load when a name that needs them is first used.
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
@@ -108,6 +110,14 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f".{_ROOM_OF[name]}", __name__), name)
     globals()[name] = value
     return value
+
+
+@atexit.register
+def _say_ended() -> None:
+    """Leave word for other ranks that this process ends by an error, also where it called nothing yet."""
+    distributed = sys.modules.get("torch.distributed")
+    if hasattr(sys, "last_value") and distributed is not None and distributed.is_available():
+        importlib.import_module(".runtime.wire.ended", __name__).say_ended()
 
 
 def __dir__() -> list[str]:

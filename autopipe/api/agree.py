@@ -22,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from .. import errors
 from ..errors import AutopipeError, InputError, PlanError, StepError
+from ..runtime.wire.ended import say_ended
 from ..runtime.wire.parley import Parley
 from ..runtime.wire.side_thread import in_side_thread
 
@@ -114,6 +115,7 @@ def _join(backend: str) -> None:
 
 
 def _leave_group() -> None:
+    say_ended()
     if dist.is_initialized():
         dist.destroy_process_group()
 

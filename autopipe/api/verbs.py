@@ -146,7 +146,7 @@ def split(
     open, closed: lists of paths of modules whose inside to record, or which to keep whole.
     plan: build the stages of this plan instead of solving.
     stall_limit_s: how long a rank may give no sign of life while ranks plan together; by default 60 s, and
-        five times as long until its first.
+        five times as long until its first. One whose process ends by an error is waited for no longer.
 
     Returns the :class:`Pipe`. On several ranks every one must call it: one measures and solves, all hold the
     same plan. A process that ``torchrun`` started and that is in no process group yet joins the others.

@@ -1,11 +1,12 @@
 """Ranks that agree before there is a pipeline: nobody waits for who is gone, and nothing is unpickled."""
 
+import re
 import signal
 import textwrap
 import time
 
 import pytest
-from processes import run_ranks, start
+from processes import finish, run_ranks, start
 
 SCRIPT = """
     import os, signal, sys, time
@@ -94,3 +95,59 @@ def test_a_plan_crosses_as_text(tmp_path):
     assert all("planned" in text for text in told), told
     assert told[0].split("planned")[1] == told[1].split("planned")[1]
     assert (tmp_path / "autopipe" / "job-key").stat().st_mode & 0o077 == 0
+
+
+EARLY = """
+    import os, sys, time
+    import torch, torch.distributed as dist
+    from torch import nn
+    import autopipe
+    from autopipe.errors import AutopipeError
+
+    where, rank, made = sys.argv[1], int(os.environ["RANK"]), os.environ.get("MAKES_GROUP")
+    if made:
+        dist.init_process_group("gloo")
+
+    def fails(at):
+        if rank == 1 and at == where:
+            raise ValueError("bad weather")
+
+    class Fails(nn.Linear):
+        def forward(self, x):
+            fails("split")
+            return super().forward(x)
+
+    began = time.monotonic()
+    try:
+        fails("before")
+        torch.manual_seed(0)
+        model = nn.Sequential(Fails(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        x = torch.randn(8, 4)
+        pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2)
+        fails("runtime")
+        rt = pipe.runtime(lambda out, target: out.square().mean())
+        fails("step")
+        rt.step(x, target=x)
+    except AutopipeError as error:
+        print(f"told after {time.monotonic() - began:.1f} s: {error}", flush=True)
+        raise
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("where", "makes_group"),
+    # in no group yet a rank can tell nobody
+    [("before", True), *((where, made) for where in ("split", "runtime", "step") for made in (True, False))],
+)
+def test_a_rank_that_ends_by_an_error_ends_the_others_at_once(where, makes_group, tmp_path):
+    """With the store's host elsewhere, as under torchrun: nothing but its word tells that it is gone."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(EARLY))
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "MAKES_GROUP": "1" if makes_group else ""}
+    (code, out), (_, other) = finish(start(script, 2, where, environment=environment), 80)
+    assert code == 1
+    assert "bad weather" in other
+    found = re.search(r"told after ([\d.]+) s: (.*rank 1.*ValueError: bad weather.*)", out)
+    assert found, out
+    assert float(found[1]) < 30

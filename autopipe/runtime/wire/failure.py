@@ -339,10 +339,13 @@ class Watch:
         return sign, time.monotonic() - since
 
 
-def roll_call(board: Board, rank: int, n_ranks: int, card: str, limit_s: float) -> tuple[str, ...]:
+def roll_call(
+    board: Board, rank: int, n_ranks: int, card: str, limit_s: float, ended: Callable[[int], str]
+) -> tuple[str, ...]:
     """Every rank's ``card``, once all have shown theirs.
 
-    Raises :class:`StepError` naming the ranks that did not come within ``limit_s``.
+    Raises :class:`StepError` naming the ranks that did not come within ``limit_s``, or at once with why one
+    has ``ended``.
     """
     board.post(f"card/{rank}", card)
     deadline = time.monotonic() + limit_s
@@ -351,6 +354,8 @@ def roll_call(board: Board, rank: int, n_ranks: int, card: str, limit_s: float) 
     while missing:
         cards |= {r: found for r in missing if (found := board.look(f"card/{r}")) is not None}
         missing = [r for r in missing if r not in cards]
+        if gone := next(filter(None, map(ended, missing)), ""):
+            raise StepError(gone)
         if missing and time.monotonic() > deadline:
             names = ", ".join(map(str, missing))
             raise StepError(

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ...errors import StepError
 from ...torch_private import default_store
 from .board import Board, StoreGone, StoreSilent
+from .ended import ended
 
 __all__ = ["SILENCE_S", "Parley"]
 
@@ -73,7 +74,7 @@ class Parley:
     def hear(self, key: str, source: int, words: str) -> str:
         """What rank ``source`` says; ``words`` are what this rank does meanwhile.
 
-        Raises :class:`StepError` when that rank falls silent.
+        Raises :class:`StepError` when that rank falls silent, or its process has ended by an error.
         """
         pause_s = 1e-3
         while True:
@@ -109,6 +110,8 @@ class Parley:
         if sign != last:
             since = time.monotonic()
         self._heard[source] = sign, since
+        if gone := self._ask(lambda: ended(self._board, source)):
+            raise StepError(gone)
         silent_s = time.monotonic() - since
         if silent_s > self._limit_s * (1.0 if sign else self._late_factor):
             what = "shows no sign of life (killed or stopped, or its host is)" if sign else "never came"

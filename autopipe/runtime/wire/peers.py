@@ -25,6 +25,7 @@ from ... import accelerator
 from ...errors import AutopipeError, InputError, PlanError, StepError
 from ...torch_private import default_store
 from .board import Board, StoreGone
+from .ended import ended
 from .failure import Watch, first_difference, roll_call
 from .group import FOREVER, Group, HostGroup, break_group, make_group
 from .link import Link, connect
@@ -95,7 +96,7 @@ class Peers(Talk):
         self.board = Board(default, corner(ranks, self._n_made), lambda: patience.limit_s)
         try:
             self.store: Any = self.board.connection()
-            self.cards = self._compare(card, patience.limit_s)
+            self.cards = self._compare(card, patience.limit_s, lambda r: ended(self.board, ranks[r]))
         except BaseException as error:
             self.board.close()
             if isinstance(error, StoreGone):
@@ -165,8 +166,10 @@ class Peers(Talk):
         self.position.waits_for = waits_for
         self.watch.raise_if_failed()
 
-    def _compare(self, card: dict[str, Any], limit_s: float) -> list[dict[str, Any]]:
-        cards = roll_call(self.board, self.rank, self.n_ranks, json.dumps(card), limit_s)
+    def _compare(
+        self, card: dict[str, Any], limit_s: float, has_ended: Callable[[int], str]
+    ) -> list[dict[str, Any]]:
+        cards = roll_call(self.board, self.rank, self.n_ranks, json.dumps(card), limit_s, has_ended)
         read = [json.loads(c) for c in cards]
         for key in (k for k in card if not k.startswith("own ")):
             odd = first_difference([json.dumps(c[key]) for c in read])
