@@ -80,6 +80,30 @@ def test_a_model_that_returns_numbers_of_its_data_is_estimated() -> None:
     assert table[head].backward_s > 0  # gradients start at the loss that is returned with them
 
 
+class Tour(nn.Module):
+    """Visits rows by their scores, each once, and checks that it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        seen = torch.zeros(x.shape[:2], dtype=torch.bool)
+        total = h.new_zeros(len(x), 8)
+        for _ in range(2):
+            chosen = h.sum(-1).masked_fill(seen, -torch.inf).max(1)[1]
+            assert not seen.gather(1, chosen[:, None]).any()
+            seen = seen.scatter(1, chosen[:, None], True)
+            total = total + h[torch.arange(len(x)), chosen]
+        return total
+
+
+def test_code_that_makes_tensors_of_sizes_and_checks_data_is_estimated_without_either_failing() -> None:
+    table = estimate(captured(Tour(), torch.randn(3, 5, 4)), PLAIN)
+    assert not table.notes
+
+
 def test_a_bare_graph_is_estimated_with_more_doubt() -> None:
     capture = captured(Stack(2).train(), torch.ones(4, 16))
     exact, rough = estimate(capture, PLAIN), estimate(capture.ops, PLAIN)
