@@ -56,16 +56,24 @@ def with_rows_of_the_example(
     if not (known or found.always):
         written = () if found.training else by_call(*asked)
         found = dataclasses.replace(found, by_call=written, carried=carried_by(*asked))
-    tail = find_tail(session.model, *told, session.start, found, takes=takes)
-    if tail.ops and _held_back_ahead(session, forms[False], given, variation, tail):
-        tail = Tail(obstacle="gradients ahead of what follows hang on all rows")
+
+    def tail_from(names: Collection[str]) -> Tail:
+        tail = find_tail(session.model, *told, session.start, found, names, takes=takes)
+        if tail.ops and _held_back_ahead(session, forms[False], given, variation, tail):
+            return Tail(obstacle="gradients ahead of what follows hang on all rows")
+        return tail
+
+    tail, is_refused = tail_from(()), found.points
+    is_refused |= bool(found.always and not tail.ops)
+    if own is not None and not is_refused and (known is None or found.gathered):
+        mixed = _in_backward(session, forms[True], given, loose, own, tail)
+        if mixed and (longer := tail_from(mixed)).ops:
+            tail, found = longer, dataclasses.replace(found, gathered=True)
+            mixed = _in_backward(session, forms[True], given, loose, own, tail)
+        found = dataclasses.replace(found, backward=next(iter(mixed.values()), ""))
     if found.carried and tail.ops:
         # all that writes is in the tail, which runs once
         found = dataclasses.replace(found, by_call=())
-    if own is not None and not (known or found.points or (found.always and not tail.ops)):
-        found = dataclasses.replace(
-            found, backward=_in_backward(session, forms[True], given, loose, own, tail)
-        )
     return dataclasses.replace(variation, mixing=found, tail=tail)
 
 
@@ -99,11 +107,11 @@ def _in_backward(
     variation: Variation,
     own: OwnBackwards,
     tail: Tail,
-) -> str:
-    """What mixes rows in the backward ahead of the tail, in words; nothing where it cannot be told."""
+) -> dict[str, str]:
+    """What mixes rows in the backward ahead of the tail, by name; nothing where it cannot be told."""
     dim, device = batch_dim(variation.dims), session.device
     if dim is None or dim.packed or device.type == "meta":
-        return ""
+        return {}
     start = functools.partial(session.start, form.training)
     alone = variation.takes_rows(2)
     run = rows_of(session.model, form, given, dim, device, start, alone=alone)
@@ -112,7 +120,7 @@ def _in_backward(
         return mixed_in_backward(session.model, form, run, own, tail.ops, takes_more=more)
     except Exception as error:  # any Python of the model, on rows it may not take
         _logger.debug("backwards could not be told apart: %s", error)
-        return ""
+        return {}
 
 
 def with_rows(
@@ -145,7 +153,7 @@ def with_rows(
             mixed = Mixing("" if in_training else said, in_training)
     if own is not None and not mixed.always and (tail.ops or not known.always):
         backward = _in_backward(session, form, given, loose, own, tail)
-        mixed = dataclasses.replace(mixed, backward=backward)
+        mixed = dataclasses.replace(mixed, backward=next(iter(backward.values()), ""))
     return dataclasses.replace(variation, mixing=mixed)
 
 

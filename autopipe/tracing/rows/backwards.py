@@ -76,8 +76,8 @@ def mixed_in_backward(
     tail: Collection[str],
     *,
     takes_more: bool,
-) -> str:
-    """In words, the first call in whose backward rows are mixed; nothing where there is none.
+) -> dict[str, str]:
+    """The calls in whose backward rows are mixed, by name, each in words.
 
     ``run`` runs the form on rows a and b. Only calls with a backward that is not torch's own, or goes by the
     whole batch, are asked, and none of the ``tail``, which has that: the gradients of row a alone are to be
@@ -85,8 +85,9 @@ def mixed_in_backward(
     both rows together the sum of each one's. All are asked at once; where rows are mixed, one by one. What
     has no rows, as a loss, gets a part of its gradient from each microbatch: it is to hand on that part.
     """
+    found: dict[str, str] = {}
     if not (own.is_whole or _may_mix(model, form)):
-        return ""
+        return found
     weights = [p for p in model.parameters() if p.requires_grad]
     with torch.enable_grad():
         if not own.is_whole:
@@ -95,12 +96,13 @@ def mixed_in_backward(
         asked = [made for made in own.found if made[0].name not in tail]
         beside = ("aa", "abb") if takes_more else ("aa",)
         if asked and _are_mixed(run, asked, weights, beside):
-            first = next((made for made in asked if _are_mixed(run, [made], weights, beside)), asked[0])
-            return f"the backward of {call_and_place(first[0])}"
+            mixed = [made for made in asked if _are_mixed(run, [made], weights, beside)] or asked
+            found |= {made[0].name: f"the backward of {call_and_place(made[0])}" for made in mixed}
         for made in own.without_rows:
-            if made[0].name not in tail and not _hands_on_parts(run, made, weights):
-                return f"the backward of {call_and_place(made[0])}, of half a gradient no half"
-    return ""
+            if made[0].name not in {*tail, *found} and not _hands_on_parts(run, made, weights):
+                words = f"the backward of {call_and_place(made[0])}, of half a gradient no half"
+                found[made[0].name] = words
+    return found
 
 
 def _may_mix(model: nn.Module, form: Recording) -> bool:

@@ -74,10 +74,11 @@ def find_tail(
     device: torch.device,
     start: Callable[[bool], None],
     found: Mixing,
+    names: Collection[str] = (),
     *,
     takes: Callable[[int], bool],
 ) -> Tail:
-    """The tail of a model that was ``found`` to mix rows; ``start`` sets the mode.
+    """The tail of a model ``found`` to mix rows, or from calls by ``names`` on; ``start`` sets the mode.
 
     ``takes`` tells for how many rows the forms are right: two alone may mix where more hide that.
 
@@ -85,13 +86,13 @@ def find_tail(
     rows in evaluation too. Else they are left out, and each microbatch is a batch of its own there.
     """
     dim = batch_dim(dims)
-    if dim is None or found.points or not (found.always or found.training or found.carried):
+    if dim is None or found.points or not (found.always or found.training or found.carried or names):
         return Tail()
     if found.elsewhere:
         return Tail(obstacle="it does so on other data than the example's")
 
     def tried(quiet: bool) -> Tail:
-        modes = (False, True) if found.always else (True,)
+        modes = (False, True) if found.always or names else (True,)
         starts = {flag: functools.partial(_start, model, forms[flag], start, flag, quiet) for flag in modes}
 
         def view(flag: bool, rows: Mapping[str, Tensor], dim: Dim) -> _View:
@@ -111,7 +112,7 @@ def find_tail(
                     views[flag].append(view(flag, rows, of))
         return _tail(model, views, given, device, start, begun)
 
-    begun = carriers(model, forms[True]) if found.carried else frozenset[str]()
+    begun = frozenset(names) | (carriers(model, forms[True]) if found.carried else frozenset[str]())
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

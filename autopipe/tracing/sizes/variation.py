@@ -27,7 +27,7 @@ class Mixing:
     """In words, what mixes rows; empty where nothing does.
 
     ``always`` is what does in evaluation, ``training`` what does in training alone: batch norm, for one.
-    ``backward`` is what does in the backward alone, ahead of the tail.
+    ``backward`` is what does in the backward alone, ahead of the tail; ``gathered``: the tail has what does.
     ``elsewhere``: found where the example's values were other ones, so that it does not tell what follows.
     ``points``: inputs point to rows by number, so that no order of them tells what follows from a mixing.
     ``sums``: the numbers that are made of all rows are sums over them, not means. ``is_asked`` says whether
@@ -39,6 +39,7 @@ class Mixing:
     always: str = ""
     training: str = ""
     backward: str = ""
+    gathered: bool = False
     sums: bool = False
     is_asked: bool = dataclasses.field(default=False, compare=False)
     points: bool = False
