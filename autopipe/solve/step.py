@@ -243,7 +243,7 @@ def _written(case: Case) -> dict[str, Any]:
         "dims": dict(costs.dims),
         "versions": dict(costs.versions),
         "ranks": list(case.ranks),
-        **({"tail": words} if (words := tail_words(case.source.graph)) else {}),
+        **({"tail": words} if (words := tail_words(case.source.graph, case.n_microbatches)) else {}),
     }
 
 

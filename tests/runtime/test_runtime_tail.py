@@ -59,6 +59,36 @@ def test_refused_or_allowed_where_asked():
     assert abs(pipe.runtime(mixed_rows="allow").step(*args).loss.item() - loss) > 0.1
 
 
+class Once(nn.Module):
+    """One layer for each row, and two behind the mean of all rows, which have half of the parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.ahead, self.first, self.second = nn.Linear(6, 12), nn.Linear(12, 4), nn.Linear(4, 5)
+
+    def forward(self, x):
+        return self.second(self.first(self.ahead(x).mean(0)).tanh()).square().sum()
+
+
+def test_a_tail_that_is_most_of_a_model_is_cut_where_one_microbatch_is_all():
+    torch.manual_seed(0)
+    model, x = Once().double(), torch.randn(6, 6, dtype=torch.float64)
+    plain = copy.deepcopy(model)
+    with pytest.raises(autopipe.InfeasibleError, match=r"2 stages at most.*mix the rows of a batch"):
+        autopipe.split(model, 3, (x,), costs="estimated", n_microbatches=2)
+    pipe = autopipe.split(model, 3, (x,), costs="estimated", n_microbatches=1)
+    assert pipe.graph.ops.tail
+    assert "tail" not in pipe.plan.settings
+    loss = pipe.runtime().step(x).loss
+    expected = plain(x)
+    expected.backward()
+    torch.testing.assert_close(loss.item(), expected.item())
+    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-12)
+    with pytest.raises(autopipe.InputError, match="plan for several microbatches"):
+        pipe.runtime(n_microbatches=2).step(x)
+
+
 def test_the_plan_waits_for_every_microbatch_and_says_so():
     pipe = split(TwoTowers, 4)[2]
     assert pipe.plan.schedule == "gpipe"
@@ -172,7 +202,7 @@ def test_a_plan_that_has_the_tail_elsewhere_is_refused():
     args = batch(TwoTowers)
     captured, plan, stages = make(TwoTowers().double(), args, {}, n_stages=3)
     assert "tail" not in stages[-1].sections
-    with pytest.raises(autopipe.InputError, match="plan again"):
+    with pytest.raises(autopipe.InputError, match="plan for several microbatches"):
         autopipe.runtime.Runtime(captured, plan, stages).step(*args)
 
 

@@ -62,7 +62,7 @@ class MixedRows:
         if always and self._mode != "allow":
             why = ""
             if self._mode == "tail":
-                told = "the plan does not have what follows in its last stage: plan again" if tail.ops else ""
+                told = "its plan cuts what follows: plan for several microbatches" if tail.ops else ""
                 reason = tail.obstacle or told
                 why = f"; {reason}" if reason else ""
             raise InputError(

@@ -112,7 +112,7 @@ class Case:
             )
         if most < self.n_stages:
             pins = f" with the pins {dict(s.settings.pin)}" if s.settings.pin else ""
-            tail = f": {words}" if (words := tail_words(s.graph)) else ""
+            tail = f": {words}" if (words := tail_words(s.graph, self.n_microbatches)) else ""
             raise InfeasibleError(
                 f"{s.graph.model} can be cut into {most} stage{'s' * (most > 1)} at most{pins}, fewer than "
                 f"n_stages={self.n_stages}{tail or s.bound_together(self.n_stages)}; "

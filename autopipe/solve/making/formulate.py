@@ -29,15 +29,17 @@ def formulate(source: Source, schedule: Schedule) -> Problem:
     """The problem of cutting a graph into the stages of ``schedule``, placed on the cluster's ranks.
 
     Every compute op that is not computed again where needed is an item; the model's output is one more, kept
-    in the last stage. Where saved values may be recomputed, an item is a block, except under schedules that
-    split the backward: each part would compute it again.
+    in the last stage, and so is a tail; one that takes a single microbatch is cut like all else where the ops
+    ahead of it are too few for the other stages. Where saved values may be recomputed, an item is a block,
+    except under schedules that split the backward: each part would compute it again.
 
     Raises :class:`PlanError` where pins or groups name nothing or contradict each other.
     """
     maker = _Maker(source, schedule.n_microbatches)
-    problem = maker.problem(schedule)
-    merged = at_one_pace(merge(problem, maker.together(problem)).problem)
-    _check_windows(merged)
+    merged = maker.merged(schedule)
+    if maker.tail and schedule.n_microbatches == 1 and largest_cut(merged) < merged.n_stages:
+        maker.tail = frozenset()
+        merged = maker.merged(schedule)
     if source.settings.recompute != "auto" or schedule.splits_backward:
         return merged
     blocks = maker.blocks(merged)
@@ -51,12 +53,13 @@ def ns(seconds: float) -> int:
 
 
 class _Maker:
-    """Builds items, nets and shares of one graph."""
+    """Builds items, nets and shares of one graph; the last stage has its ``tail``."""
 
     def __init__(self, source: Source, n_microbatches: int) -> None:
         self.source, self.n_microbatches = source, n_microbatches
         self.graph, self.costs, self.cluster = source.graph, source.costs, source.cluster
         self.settings, self.clones, self.copies = source.settings, source.clones, source.copies
+        self.tail = self.graph.last
         self.placed = [op for op in self.graph.compute if op.name not in self.clones]
         self.index = {op.name: v for v, op in enumerate(self.placed)}
         self.users = self._users()
@@ -74,6 +77,13 @@ class _Maker:
                 else:
                     users[op.name].add(len(self.placed))
         return users
+
+    def merged(self, schedule: Schedule) -> Problem:
+        """The problem, with what must share a stage as one item."""
+        problem = self.problem(schedule)
+        merged = at_one_pace(merge(problem, self.together(problem)).problem)
+        _check_windows(merged)
+        return merged
 
     def problem(self, schedule: Schedule) -> Problem:
         placement = schedule.placement
@@ -115,7 +125,7 @@ class _Maker:
             (op.name,),
             ns(c.forward_s),
             ns(c.backward_s) if training else 0,
-            first=k - 1 if op.name in self.graph.last else 0,
+            first=k - 1 if op.name in self.tail else 0,
             saved_bytes=c.saved_bytes if training else 0,
             workspace_bytes=max(c.workspace_bytes, c.backward_workspace_bytes if training else 0),
             host_ns=(ns(c.host_forward_s), ns(c.host_backward_s) if training else 0),

@@ -15,9 +15,9 @@ from .clones import inputs_of
 __all__ = ["tail_words", "with_tail"]
 
 
-def tail_words(graph: OpGraph) -> str:
-    """What a plan says of a model's tail; nothing where it has none."""
-    if not graph.last:
+def tail_words(graph: OpGraph, n_microbatches: int) -> str:
+    """What a plan says of a model's tail; nothing where it has none, or one microbatch is all."""
+    if not graph.last or n_microbatches == 1:
         return ""
     in_order = [graph.by_name[name] for name in sorted(graph.last, key=graph.position.__getitem__)]
     first = next((op for op in in_order if not op.is_size and not op.is_movable), in_order[0])
