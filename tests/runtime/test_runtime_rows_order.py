@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import autopipe
+from autopipe.errors import InputError
 
 
 class Thirds(nn.Module):
@@ -110,3 +111,79 @@ def test_numbers_that_functions_kept_whole_read_of_all_rows_are_found(is_held: b
     example = torch.randn(6, 4), torch.where(torch.arange(6)[:, None] < 2, kinds[:1], kinds)
     found = autopipe.capture(ByNumber(is_held), example).variation.mixing
     assert found.always
+
+
+class Between(nn.Module):
+    """Adds what ``take`` gives of a table for the rows of a batch."""
+
+    def __init__(self, take, table) -> None:
+        super().__init__()
+        self.take, self.table = take, table
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        return x + self.take(self.table, x, ids)
+
+
+class Tabled(nn.Module):
+    """Such a layer between others, kept whole, or in the model's own forward."""
+
+    def __init__(self, take, table, *, is_whole: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.is_whole = nn.Linear(4, 4), nn.Linear(4, 4), is_whole
+        self.between = Between(take, table)
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        run = self.between if self.is_whole else self.between.forward
+        return self.b(run(self.a(x), ids)).square().mean()
+
+
+TAKEN_BY_ROW = {
+    "slice": lambda table, x, ids: table[: len(x)],
+    "narrow": lambda table, x, ids: table.narrow(0, 0, x.shape[0]),
+    "places": lambda table, x, ids: table[torch.arange(len(x))],
+    "index_select": lambda table, x, ids: table.index_select(0, torch.arange(len(x))),
+    "embedding": lambda table, x, ids: F.embedding(torch.arange(len(x)), table),
+    "split": lambda table, x, ids: table.split([len(x), len(table) - len(x)])[0],
+}
+TABLES = {
+    "bias": lambda: nn.Parameter(torch.zeros(64, 4)),
+    "ones": lambda: torch.cat([torch.ones(20, 4), torch.zeros(44, 4)]),
+}
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("take", TAKEN_BY_ROW)
+def test_a_table_by_row_that_is_alike_for_its_first_rows_is_refused(take, table, is_whole):
+    x, ids = torch.randn(8, 4), torch.randint(0, 9, (8,))
+    model = Tabled(TAKEN_BY_ROW[take], TABLES[table](), is_whole=is_whole)
+    pipe = autopipe.split(model, 2, (x, ids), costs="estimated", n_microbatches=2)
+    with pytest.raises(InputError, match=r"as soon as \S*table holds other values"):
+        pipe.runtime().step(x, ids)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_table_of_noughts_that_rows_take_what_they_ask_for_of_is_no_mixing(is_whole):
+    x, ids = torch.randn(8, 4), torch.randint(0, 9, (8,))
+    model = Tabled(lambda table, x, ids: table[ids] + table[:4].mean(0), TABLES["bias"](), is_whole=is_whole)
+    before = model.between.table.detach().clone()
+    pipe = autopipe.split(model, 2, (x, ids), costs="estimated", n_microbatches=2)
+    assert not pipe.graph.variation.mixing.always
+    assert torch.equal(model.between.table, before)
+
+
+def first_20(n: int) -> Tensor:
+    return torch.arange(n) < 20
+
+
+def up_to_20(n: int) -> Tensor:
+    return 1 + torch.arange(n).sub(20).clamp(min=0)
+
+
+@pytest.mark.parametrize("limit", [first_20, up_to_20])
+def test_a_limit_on_places_of_rows_is_tried(limit):
+    x, ids = torch.randn(8, 4), torch.randint(0, 9, (8,))
+    model = Tabled(lambda table, x, ids: x * limit(len(x))[:, None], None, is_whole=False)
+    pipe = autopipe.split(model, 2, (x, ids), costs="estimated", n_microbatches=2)
+    with pytest.raises(InputError, match="depend on one another"):
+        pipe.runtime().step(x, ids)

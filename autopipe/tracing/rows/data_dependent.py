@@ -25,6 +25,7 @@ from ..calls.named import is_code
 from ..code.leaves import eager, is_atomic
 from .inner_numbers import FAR, LINEAR, Numbers
 from .results import Rows, is_number
+from .tables import are_alike, held_tables, picked
 from .thresholds import places_beyond
 from .varied_data import made_of_rows
 
@@ -84,6 +85,7 @@ class Watch:
         }
         own = (call for call in form.calls if id(call) in self._given)
         self.takes_inputs = any(c.depends & Depends.INPUT for call in own for c in call.inputs)
+        self._tables = held_tables(model)
         self.noted: _Noted | None = None
         self.found: set[int] = set()
         self.reads, self.may_bend = False, True
@@ -101,6 +103,10 @@ class Watch:
         except Exception:  # whatever it is: code may not run while somebody watches
             return run(rows, look)
 
+    def tables_alike(self) -> dict[str, Tensor]:
+        """The tables of which it took places, by name, where these may hide which row took which."""
+        return {n: t for n, t in self.noted.tables.items() if are_alike(t)} if self.noted else {}
+
     def see(self, run: Rows, look: Callable[[Call, Any], Any] | None = None) -> Any:
         """What ``run`` gives for rows a and b, looked at; ``look`` is shown each call with its value."""
         found: set[int] = set()
@@ -113,7 +119,7 @@ class Watch:
             if look is not None:
                 look(call, value)
 
-        with _Noted() as noted:
+        with _Noted(self._tables) as noted:
             result = run("ab", shown)
         self.noted, self.found, self.may_bend = noted, found, noted.may_bend
         return result
@@ -234,10 +240,14 @@ def _uneven(axes: Mapping[int, int], factor: float, rows: str, call: Call, value
 
 class _Noted(Numbers):
     """Notes that values of a tensor are read, where as truths, that they are counted, ordered or left out,
-    and where a tensor is to be cut that ends before it: ``beyond``, by that place and the size."""
+    and where a tensor is to be cut that ends before it: ``beyond``, by that place and the size.
 
-    def __init__(self) -> None:
+    Of the ``held`` tables it notes those of which code takes places."""
+
+    def __init__(self, held: Mapping[int, tuple[str, Tensor]] | None = None) -> None:
         super().__init__()
+        self._held = held or {}
+        self.tables: dict[str, Tensor] = {}
         self.has_read = self.ranks = self.skips = False
         self.beyond: set[tuple[int, int]] = set()
         self.truths: dict[_Place, int] = {}
@@ -248,6 +258,7 @@ class _Noted(Numbers):
         self.ranks = self.ranks or kind == "data shaped" or name in _RANKING
         self.skips = self.skips or name in _MISSING
         self.beyond.update(places_beyond(name, args, kwargs or {}))
+        self.tables.update(picked(self._held, name, args, kwargs or {}))
         result = super().__torch_function__(func, types, args, kwargs)
         if kind == "read" and _is_truth(name, result) and (place := _place()) is not None:
             self.truths[place] = self.truths.get(place, 0) + 1

@@ -24,6 +24,7 @@ from .data_dependent import Reading, Turn, Turned, Watch, alike, numbers_apart, 
 from .held_back import holds_back, mixed_in_gradients
 from .inner_numbers import Around, numbers_elsewhere
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ
+from .tables import uneven
 from .thresholds import rows_to_try, thresholds
 from .varied_data import of_other_sign, of_other_weights, signed, told_otherwise, unlike, with_missing
 
@@ -106,6 +107,8 @@ def _questions(asked: Asked) -> Iterator[tuple[Callable[[], str], bool]]:
         by_data = functools.partial(_by_data, otherwise, is_more, dim, shapes)
         yield by_data if watch.reads else functools.partial(_by_numbers, otherwise, dim, shapes), True
     read = _read(asked, watch, _MANY if is_more else 1)
+    if tables := watch.tables_alike():
+        yield functools.partial(_of_tables, asked, tables), True
     for rows in unlike(model, form, given, dim, shapes, reads=True) if read.reads else ():
         yield functools.partial(mixed_among, rows), False
     if read.ranks:
@@ -251,6 +254,17 @@ def _of_missing(results: Callable[..., Results], dim: Dim, shapes: _Shapes) -> s
     if not found.is_finite("ab", "aa"):
         return ""
     return mixed_in(found, dim, shapes) or found.number_lacking()
+
+
+def _of_tables(asked: Asked, tables: Mapping[str, Tensor]) -> str:
+    """What mixes rows, or makes others of them in other places, where tables hold other values."""
+    dim, shapes = asked.dim, asked.shapes
+    found = asked.results(asked.given, asked.is_sure, around=lambda rows: uneven(tables.values()))
+    takes_more = asked.takes(3 if asked.is_sure else dim.example + 1)
+    if not found.is_finite(*_PAIRS):
+        return ""
+    words = mixed_in(found, dim, shapes) or found.moved(dim, shapes, takes_more=takes_more)
+    return words and f"{words}, as soon as {' or '.join(tables)} holds other values"
 
 
 def _by_numbers(results: Callable[..., Results], dim: Dim, shapes: _Shapes) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..calls.call import Recording
+from ..calls.call import Depends, Recording
 from ..inputs.contents import is_filled
 from .by_mode import is_own
 from .own_code import functions_within
@@ -28,13 +28,23 @@ _PIECES = frozenset({"split", "unsafe_split", "chunk", "unsafe_chunk", "tensor_s
 
 
 def thresholds(model: nn.Module, form: Recording, least: int) -> list[int]:
-    """Whole numbers above ``least`` that the model's own code in calls compares with, from small to large."""
-    found: dict[types.CodeType, set[int]] = {}
+    """Whole numbers above ``least`` that the model's own code in calls compares with, from small to large.
+
+    And those that calls are given which make tensors of sizes alone, as of the places of rows.
+    """
+    found: dict[types.CodeType | None, set[int]] = {None: {*_beside_places(form)}}
     for call in (c for c in form.calls if is_own(model, c)):
         for function, owner in functions_within(model, call):
             if function.__code__ not in found:
                 found[function.__code__] = {*_compared(function, owner)}
     return sorted(n for n in set[int]().union(*found.values()) if least < n <= _MOST)
+
+
+def _beside_places(form: Recording) -> Iterator[int]:
+    for call in form.calls:
+        is_of_sizes = call.depends & Depends.SHAPE and not call.depends & Depends.INPUT
+        if is_of_sizes and isinstance(call.value, Tensor):
+            yield from (n for n in (*call.args, *call.kwargs.values()) if type(n) is int)
 
 
 def places_beyond(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,67 @@
+"""Tables of a model's that code takes places of, where the first places are alike: rows may do so by number.
+
+A table of ones, or a bias for each row that is nought so far, gives every row the same until it is trained.
+Asking about rows while such tables hold other values is left to ``row_questions``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..calls.functions import storages, tensors
+
+__all__ = ["are_alike", "held_tables", "picked", "uneven"]
+
+_PICKS = frozenset({
+    "__getitem__", "chunk", "embedding", "gather", "index_select", "narrow", "select", "split", "take",
+    "take_along_dim", "tensor_split", "unbind", "unflatten",
+})  # fmt: skip
+"""Functions that take places of a tensor."""
+
+
+def held_tables(model: nn.Module) -> dict[int, tuple[str, Tensor]]:
+    """Of which places may be taken, with their names, by the memory that they lie in."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for path, module in model.named_modules():
+        for name, held in {**vars(module), **module._buffers, **module._parameters}.items():
+            if isinstance(held, Tensor) and _is_plain(held):
+                found.update((number, (f"{path}.{name}".lstrip("."), held)) for number in storages(held))
+    return found
+
+
+def picked(
+    held: Mapping[int, tuple[str, Tensor]], name: str, args: Any, kwargs: Any
+) -> Iterator[tuple[str, Tensor]]:
+    """The tables among what a function is given that takes places of it."""
+    if name in _PICKS:
+        yield from (held[n] for t in tensors((args, kwargs)) for n in storages(t) if n in held)
+
+
+def are_alike(table: Tensor) -> bool:
+    """Whether the first two places along some axis hold the same."""
+    axes = (a for a, size in enumerate(table.shape) if size > 1)
+    return any(torch.equal(table.select(a, 0), table.select(a, 1)) for a in axes)
+
+
+@contextlib.contextmanager
+def uneven(tables: Collection[Tensor]) -> Iterator[None]:
+    """Within it no two places of the tables hold the same."""
+    kept = [table.detach().clone() for table in tables]
+    try:
+        for table, before in zip(tables, kept, strict=True):
+            ramp = torch.linspace(0.25, 0.75, table.numel(), device=table.device).view(table.shape)
+            table.data.add_(ramp * (before.abs().nan_to_num(0, 0, 0).max() or 1.0))
+        yield
+    finally:
+        for table, before in zip(tables, kept, strict=True):
+            table.data.copy_(before)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    is_there = not tensor.is_meta and tensor.layout is torch.strided and not nn.parameter.is_lazy(tensor)
+    return is_there and tensor.is_floating_point() and tensor.numel() > 1
