@@ -19,6 +19,7 @@ from ..costs import CostTable, OpCost
 from ..graph import Op, OpGraph
 from ..hardware import Device
 from ..tracing import preserved
+from ..tracing.code.leaves import eager
 from .account import Kernels
 from .attention import FusedAttention
 from .clock import device_name
@@ -123,7 +124,7 @@ def accounts(
     """
     replay = Replay(capture, dims=dims, device="meta", dtype=dtype, training=training)
     standing_in = stand_ins(replay, training=training)
-    with preserved(capture.model), standing_in, FusedAttention(attention, autocast) as fused:
+    with preserved(capture.model), standing_in, eager(), FusedAttention(attention, autocast) as fused:
         surveyed = survey(replay, autocast)
     every = {
         op.name: surveyed.accounts[op.name]

@@ -17,7 +17,7 @@ from ..errors import AutopipeError, CaptureError
 from .calls.call import Call, Recording
 from .calls.likeness import distinct
 from .calls.perform import run_call
-from .code.leaves import uncompiled
+from .code.leaves import eager
 from .graphs import emit, modes
 from .graphs.questions import Question, choose, questions, with_sizes
 from .inputs.arguments import Inputs
@@ -398,7 +398,7 @@ class CaptureForms:
         inputs = inputs or self.inputs
 
         def call(given: Mapping[str, torch.Tensor]) -> Any:
-            with uncompiled(session.model):
+            with eager():
                 return called(session.model, *inputs.rebuild(session.model, given))
 
         explorer = Explorer(

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pathlib
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import nn
 
 from ...errors import InputError
-from ...torch_private import CALL_HOOK, DYNAMO
+from ...torch_private import DYNAMO
 
-__all__ = ["Policy", "eager", "is_compiled", "lies_in_leaf", "uncompiled"]
+__all__ = ["Policy", "eager", "is_compiled", "lies_in_leaf"]
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 ENOUGH = 4
@@ -142,49 +140,17 @@ def is_compiled(module: nn.Module) -> bool:
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
-def uncompiled(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Within it modules of a model that ``torch.compile`` has wrapped run as they are written.
-
-    So data of sizes that are only tried compile nothing, count against no limit of compilations, and what
-    they cannot be compiled for is no warning.
-    """
-    return eager() if DYNAMO in sys.modules and _holds_compiled(model) else contextlib.nullcontext()
-
-
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
-    """Within it nothing is compiled, whatever ``torch.compile`` has wrapped.
+    """Within it nothing is compiled, whatever ``torch.compile`` has wrapped or code compiles itself.
+
+    So data of sizes that are only tried compile nothing, count against no limit of compilations, and what
+    they cannot be compiled for is no warning; what is met while somebody watches is compiled later on.
 
     torch's own context holds from when it is made, entered or not; this one from when it is entered.
     """
     with torch.compiler.set_stance("force_eager") if DYNAMO in sys.modules else contextlib.nullcontext():
         yield
-
-
-def _holds_compiled(model: nn.Module) -> bool:
-    """Whether ``torch.compile`` has wrapped any module of a model or is what calls it; asked at each run."""
-    modules = _inside(model)
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is not None and any(issubclass(cls, dynamo.OptimizedModule) for cls in {*map(type, modules)}):
-        return True
-    return any(_is_dynamos(vars(m)[CALL_HOOK]) for m in modules if CALL_HOOK in vars(m))
-
-
-def _inside(model: nn.Module) -> Collection[nn.Module]:
-    """A model and the modules in it, each once: those of ``modules()``, which takes four times as long."""
-    found, waiting = {id(model): model}, [model]
-    while waiting:
-        for module in waiting.pop()._modules.values():
-            if module is not None and id(module) not in found:
-                found[id(module)] = module
-                waiting.append(module)
-    return found.values()
-
-
-def _is_dynamos(hook: Any) -> bool:
-    """Whether what calls a module is ``torch.compile``'s own code."""
-    code = getattr(hook, "__code__", None)
-    return code is not None and DYNAMO.rpartition(".")[2] in pathlib.Path(code.co_filename).parts
 
 
 def _is_wrapper(module: nn.Module) -> bool:

@@ -26,7 +26,7 @@ from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
 from ..code.leaf_state import Keeping, attributes_left
-from ..code.leaves import calls_otherwise, is_compiled
+from ..code.leaves import calls_otherwise, eager, is_compiled
 from ..code.position import Depth, Position
 from ..code.restart import CloseModule, KeepMode, OpenLeaf
 from ..inputs.structure import flatten, hides_tensors, marks
@@ -338,8 +338,9 @@ class Recorder(TorchFunctionMode):
         functions.ExportFlags(False, False).write()
         comes_by = self in function_modes()
         mode = self if self.ledger.watched is not None else self.streams
+        nothing = contextlib.nullcontext()
         try:
-            with contextlib.nullcontext() if compiled or comes_by else mode:
+            with nothing if compiled else eager(), nothing if compiled or comes_by else mode:
                 yield
         finally:
             flags.write()

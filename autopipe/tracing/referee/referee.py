@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...errors import AutopipeError
 from ...graph import Dim
 from ..calls.call import Call, Recording
-from ..code.leaves import uncompiled
+from ..code.leaves import eager
 from ..inputs.arguments import Inputs
 from ..inputs.contents import are_told_alike
 from ..inputs.structure import Spec, flatten
@@ -248,7 +248,7 @@ class Referee:
         return self._shown(self._run_model, training, given, watched)
 
     def _run_model(self, tensors: Mapping[str, Tensor]) -> _Given:
-        with uncompiled(self.model):
+        with eager():
             return flatten(called(self.model, *self.inputs.rebuild(self.model, tensors)))
 
     def _graph(self, training: bool, given: Mapping[str, Tensor], watched: bool = False) -> _Shown:

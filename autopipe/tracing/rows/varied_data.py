@@ -19,7 +19,7 @@ from ..calls.call import Call, Depends, Recording, map_calls
 from ..calls.functions import tensors
 from ..calls.labels import label_options
 from ..calls.perform import run_call
-from ..code.leaves import uncompiled
+from ..code.leaves import eager
 from ..inputs.structure import mapped
 from ..sizes.dims import axis_of
 from ..sizes.other_masks import LEFT_OUT
@@ -231,7 +231,7 @@ class _Parts:
         if not (is_mixed or (call.accessor and id(call.inputs[0]) in self._held)):
             return True
         try:
-            with uncompiled(self._model):
+            with eager():
                 self._values[id(call)] = found = self._run(call, made)
         except Exception:  # whatever it is: then nothing is proven
             return True

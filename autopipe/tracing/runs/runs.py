@@ -20,7 +20,7 @@ from ..calls.call import Depends, Recording, Setting
 from ..calls.kinds import kind_of
 from ..calls.sharing import Twins
 from ..code import attributes, leaf_setters, opaque
-from ..code.leaves import Policy, uncompiled
+from ..code.leaves import Policy, eager
 from ..code.restart import (
     CloseModule,
     Function,
@@ -339,7 +339,7 @@ class Runs:
         given = (self.args, self.kwargs)
         args, kwargs = fresh(given if change is None else change(given), self.device, is_one=is_one)
         seed(self.device)
-        with self.route.suspended(), uncompiled(self.model):
+        with self.route.suspended(), eager():
             return called(self.model, args, kwargs)
 
     def explain(self, error: Exception, failed: str | None, training: bool) -> NoReturn:

@@ -19,7 +19,7 @@ from ..calls.call import Call, Recording, map_calls
 from ..calls.functions import plain_name, tensors
 from ..calls.perform import ask, run_call
 from ..calls.sharing import Sharing, outline
-from ..code.leaves import uncompiled
+from ..code.leaves import eager
 from ..values.branches import program
 
 __all__ = ["Observation", "buffers_written", "replay", "with_guards"]
@@ -115,7 +115,7 @@ def replay(
     ``look`` is shown each call with its value; what it gives, if anything, takes the value's place. One that
     takes derivatives runs with gradients enabled, others as the caller has it.
     """
-    with uncompiled(model), torch.enable_grad() if recording.takes_grad_mode else contextlib.nullcontext():
+    with eager(), torch.enable_grad() if recording.takes_grad_mode else contextlib.nullcontext():
         return _replay(model, recording, given, device, sharing, look)
 
 
