@@ -26,7 +26,7 @@ from ..torch_private import CALL_HOOK
 from ..tracing import Capture
 from ..units import parse_bytes
 
-__all__ = ["check_model", "check_names", "checked"]
+__all__ = ["check_model", "check_names", "check_whole", "checked"]
 
 MOST_STAGES = MOST_MICROBATCHES = 2**16
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
@@ -51,6 +51,10 @@ def check_model(model: Any, args: Any, kwargs: Any) -> None:
 
 
 def _check_unwrapped(model: nn.Module) -> None:
+    if isinstance(getattr(model, "graph", None), Capture):
+        raise InputError(
+            "model is a pipe, which is split; to split it otherwise give pipe.graph or pipe.model"
+        )
     if isinstance(getattr(model, "_orig_mod", None), nn.Module):
         raise InputError(
             "model is compiled by torch.compile, which runs it as one; split the model itself, and compile "
@@ -66,6 +70,11 @@ def _check_unwrapped(model: nn.Module) -> None:
             "model.compile() has it run as one; split it before, and compile its stages with "
             "rt.wrap(torch.compile)"
         )
+    check_whole(model)
+
+
+def check_whole(model: nn.Module) -> None:
+    """Raise :class:`InputError` where what makes replicas or shards wraps a model, or part of it."""
     for path, module in model.named_modules():
         wrapper = next((kind.__name__ for kind in type(module).__mro__ if kind.__name__ in WRAPPERS), "")
         if wrapper:

@@ -25,7 +25,7 @@ from ..runtime import Runtime, mixing
 from ..stages import Parity, Stage, build, renewed, run_values, undisturbed, verify
 from ..tracing import Capture
 from .agree import in_group, join_group
-from .checks import check_names
+from .checks import check_names, check_whole
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -279,9 +279,10 @@ class Pipe(nn.Module, metaclass=_Short):
         :class:`autopipe.runtime.Runtime`: ``n_microbatches``, ``schedule``, ``device``, ``mesh``,
         ``autocast``, ``scaler``, ``loss_reduction``, ``loss_weight``, ``release``, ``batch_dims``,
         ``stall_limit_s``, ``check_finite``, ``feed``, ``mixed_rows``, ``weights``. None means what the plan
-        says. Raises :class:`InputError` for an unknown option.
+        says. Raises :class:`InputError` for an unknown option, and where the pipe or part of it is wrapped.
         """
         check_names("runtime", options, Runtime)
+        check_whole(self)
         join_group()
         own = weakref.WeakMethod(self._adopt)  # else the two would keep each other
         given = {"costs": self.costs, "adopt": lambda *cut: (adopt := own()) and adopt(*cut), **options}

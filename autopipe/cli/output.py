@@ -171,6 +171,10 @@ _WORD = 10
 def _in_short(error: Exception) -> str:
     if isinstance(error, (AutopipeError, OSError)):
         cause = error.__cause__
+        if isinstance(error, OSError) and error.filename:
+            return (
+                f"autopipe: cannot open {error.filename}: {error.strerror}; name a file where you may write"
+            )
         if cause is None:
             return f"autopipe: {error}"
         said = getattr(cause, "strerror", None) or _first(cause)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -21,6 +23,7 @@ from ..arguments import brief
 from ..errors import InputError, StepError
 from ..stages import rng
 from ..stages.gradients import making
+from ..torch_private import DYNAMO
 from .data.input_gradients import backpropagate
 from .data.intake import BATCHES, WeightedBatch
 from .engine import Engine
@@ -38,6 +41,19 @@ __all__ = ["Runner"]
 
 LOOKED_AT = 2
 """Steps in which replicas' batches are held against each other."""
+
+
+def uncompiled(method: Callable[..., StepResult]) -> Callable[..., StepResult]:
+    """The method as Python runs it, also where ``torch.compile`` has what calls it; stages stay compiled."""
+
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> StepResult:
+        if DYNAMO not in sys.modules:
+            return method(*args, **kwargs)
+        made: StepResult = torch.compiler.disable(method)(*args, **kwargs)
+        return made
+
+    return called
 
 
 class Runner:
@@ -65,6 +81,7 @@ class Runner:
 
     # -- calls --------------------------------------------------------------------------------------
 
+    @uncompiled
     def run(self, request: Request) -> StepResult:
         """One batch through the pipeline: forward, and backward where gradients are asked for."""
         with self.engine.turn, accelerator.using(self.engine.device):

@@ -65,7 +65,8 @@ class Runtime(Upkeep):
     loss_weight: ``loss_weight(args, kwargs, target)`` gives a microbatch's weight instead.
     release: free the weights of stages that other ranks own; :meth:`gather_weights` brings them back.
     batch_dims: input name → batch axis, or None for an input every microbatch gets whole; ``target`` too.
-    stall_limit_s: how long a rank may make no progress before all stop; by default from the plan's times.
+    stall_limit_s: how long a rank may make no progress in a call before all stop, and a tenth of how long it
+        may stay in the user's own code while others wait for it; by default from the plan's times.
     check_finite: raise when the loss is not finite, naming the first stage that made it so; with replicas, on
         every one, in the step that sums their gradients. Not under a scaler, and not on an accelerator, where
         it would have to wait for the device: there every replica gets the gradients that are not finite.

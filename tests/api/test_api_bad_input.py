@@ -42,6 +42,28 @@ def test_the_models_own_error_is_attributed_to_it():
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
+@pytest.mark.parametrize("verb", ["split", "plan", "profile", "capture"])
+def test_a_pipe_is_not_split_again(verb):
+    pipe = autopipe.split(mlp(), 2, (torch.randn(2, 4),), costs="estimated")
+    with pytest.raises(InputError, match=r"model is a pipe, .* give pipe.graph or pipe.model"):
+        getattr(autopipe, verb)(pipe, args=(torch.randn(2, 4),))
+
+
+class FSDPModule:
+    """What ``fully_shard`` has a module's class inherit is known by its name."""
+
+
+@pytest.mark.parametrize("part", ["", "0"])
+def test_a_pipe_that_was_wrapped_is_not_run(part):
+    pipe = autopipe.split(mlp(), 2, (torch.randn(2, 4),), costs="estimated")
+    module = pipe.get_submodule(part)
+    module.__class__ = type(f"Wrapped{type(module).__name__}", (FSDPModule, type(module)), {})
+    with pytest.raises(
+        InputError, match=f"{part or 'model'} is wrapped in FSDPModule.*split the model itself"
+    ):
+        pipe.runtime()
+
+
 @pytest.mark.parametrize("n_microbatches", [0, -2, 1.5, "many"])
 def test_n_microbatches(n_microbatches):
     with pytest.raises(InputError, match="n_microbatches is"):

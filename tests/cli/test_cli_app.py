@@ -294,6 +294,15 @@ def test_report_with_the_model_has_its_op_graph(plan_path, tmp_path):
     assert "Op graph" in page.read_text()
 
 
+@pytest.mark.skipif(not pathlib.Path("/proc").is_dir(), reason="needs a folder that takes no files")
+@pytest.mark.parametrize("options", [("simulate", "--trace"), ("report", "--out")])
+def test_what_cannot_be_written_says_where_and_what_to_do(plan_path, options):
+    verb, option = options
+    done = invoke(verb, plan_path, option, "/proc/page")
+    assert done.exit_code == 2
+    assert re.search(r"cannot open /proc/page: .*; name a file where you may write", done.output)
+
+
 @pytest.mark.parametrize("verb", ["simulate", "explain", "report", "compare"])
 def test_verbs_that_look_at_a_plan_also_plan_a_model(verb, tmp_path):
     out = ("--out", tmp_path / "page.html") if verb == "report" else ()

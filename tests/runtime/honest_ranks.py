@@ -369,6 +369,21 @@ def wrapped():
         nn.parallel.DistributedDataParallel(pipe)
 
 
+def wrapped_stages():
+    """DistributedDataParallel's own error on stages that are no replicas says what to do, too."""
+    if is_whole():
+        return
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 9), nn.Linear(9, 8))
+    pipe = autopipe.split(
+        model, 2, (torch.randn(8, 8),), n_microbatches=2, costs="estimated", pin={"0": 0, "1": 1, "2": 1}
+    )
+    rt = pipe.runtime(loss_fn=mean_square)
+    with pytest.raises(RuntimeError, match="same model") as refused:
+        rt.wrap(nn.parallel.DistributedDataParallel)
+    assert "process_group=mesh.get_group('dp')" in refused.value.__notes__[0]
+
+
 def told_of_whole():
     """A training call of the whole pipe on each rank is told of once."""
     _, pipe = make()
@@ -613,6 +628,7 @@ CHECKED = (
     other_weights,
     other_options,
     wrapped,
+    wrapped_stages,
     told_of_whole,
     equal_batches,
 )

@@ -105,6 +105,23 @@ def test_compiled_stages_train_the_same():
     assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12
 
 
+def test_a_step_in_compiled_code_runs_as_it_is():
+    """What ``torch.compile`` makes of a training function is the user's code, and nothing of a step's own."""
+    model, x = mlp().double(), x_of()
+    plain, graphs = copy.deepcopy(model), []
+    runtime = Runtime(*make(model, (x,), {}, n_stages=2), loss_fn=F.mse_loss)
+
+    def train(x):
+        loss = runtime.step(x, target=x).loss
+        return loss + x.square().mean()
+
+    compiled = torch.compile(train, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    F.mse_loss(plain(x), x).backward()
+    assert compiled(x) == pytest.approx((F.mse_loss(plain(x), x) + x.square().mean()).item(), rel=1e-12)
+    assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12
+    assert 1 <= len(graphs) <= 3
+
+
 class Skip(nn.Module):
     """A value with several consumers in other stages."""
 

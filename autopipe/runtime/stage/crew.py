@@ -117,12 +117,19 @@ def wrap_all(
     return replaced
 
 
+_OF_REPLICAS = (
+    "for replicas of a stage make a mesh with a 'pp' dim, pipe.runtime(mesh=mesh), and wrap with "
+    "process_group=mesh.get_group('dp'); without replicas leave DistributedDataParallel out"
+)
+
+
 def _made(wrapper: Callable[[Stage], nn.Module | None], stage: Stage) -> nn.Module | None:
-    """What a wrapper makes of a stage; where nothing trains in that, errors are :class:`InputError`."""
+    """What a wrapper makes of a stage; its errors say which, and are :class:`InputError` if none trains."""
     try:
         return wrapper(stage)
     except Exception as error:
         if any(p.requires_grad for p in stage.parameters()):
+            error.add_note(f"so the wrapper failed on stage {stage.index}; {_OF_REPLICAS}")
             raise
         raise InputError(
             f"the wrapper failed on stage {stage.index}, in which nothing trains ({type(error).__name__}: "
@@ -139,9 +146,7 @@ def check_replicas(workers: Mapping[int, Worker], ranks: Sequence[int]) -> None:
         if len(set(group) & set(ranks)) > 1:
             raise InputError(
                 f"stage {worker.stage.index} is wrapped in DistributedDataParallel over ranks {group}, but "
-                f"the pipeline's, {list(ranks)}, hold other stages and not replicas of it: make a mesh with "
-                "a 'pp' dim, pipe.runtime(mesh=mesh), and wrap with process_group=mesh.get_group('dp'); "
-                "without replicas leave it out"
+                f"the pipeline's, {list(ranks)}, hold other stages and not replicas of it: {_OF_REPLICAS}"
             )
 
 
