@@ -30,6 +30,9 @@ What blocks take that run again to fit memory is none of the mean: of finer ones
 AGAIN = 0.15
 """So far above it must be for more to be opened, once something was: each time the model is recorded anew."""
 
+MOST = 0.75
+"""A part with more of a leaf's parameters is opened with it: else what is made of it is hardly finer."""
+
 MIN_GAIN = 0.02
 """Opening leaves must shorten the bottleneck by this much to be kept: whole blocks are easier to read."""
 
@@ -255,13 +258,15 @@ def _open_heaviest(
 ) -> tuple[Capture, tuple[str, ...]] | None:
     """The capture with its costliest leaf (of the fullest rank, once there is a plan) and its like opened.
 
-    One that fixes sizes when opened stays whole, unless there is no plan and nothing else to open.
+    So are parts that are most of it and would be next: each time the model is recorded anew. A leaf that
+    fixes sizes when opened stays whole, unless there is no plan and nothing else to open.
     """
-    names = {op.name for op in capture.ops.compute}
+    names, much_s = {op.name for op in capture.ops.compute}, math.inf
     if plan is not None:
         loads = _loads_s(plan)
         fullest = loads.index(max(loads))
         names = {op for stage in plan.stages if stage.rank == fullest for op in stage.ops}
+        much_s = AGAIN * sum(loads) / len(loads)
     modules = [op for op in capture.ops.compute if op.kind == "module"]
     made = {op.module_path: capture.model.get_submodule(op.module_path) for op in modules}
     likeness = {path: _likeness(module) for path, module in made.items()}
@@ -270,7 +275,9 @@ def _open_heaviest(
         if op.module_path in closed or _is_single(made[op.module_path]):
             continue
         paths = tuple(p for p in made if p not in closed and likeness[p] == likeness[op.module_path])
-        for some in (paths, (op.module_path,)):
+        parts = _parts(made[op.module_path], costs[op.name].seconds, much_s)
+        deeper = (*paths, *(f"{path}.{part}" for path in paths for part in parts))
+        for some in dict.fromkeys((deeper, paths, (op.module_path,))):
             try:
                 opened = capture.open(*some)
             except CaptureError:
@@ -281,6 +288,20 @@ def _open_heaviest(
             narrowed = narrowed or (opened, some)
         closed.add(op.module_path)
     return narrowed if plan is None else None
+
+
+def _parts(module: nn.Module, seconds: float, much_s: float) -> list[str]:
+    """Paths of the parts of a leaf that are most of it and take longer than ``much_s``.
+
+    Its time is shared out by parameters; of a part without parts, as a bank of experts, these say too little.
+    """
+    sizes = {
+        path: sum(p.numel() for p in part.parameters())
+        for path, part in module.named_modules()
+        if any(part.children())
+    }
+    least = max(MOST, much_s / seconds if seconds else math.inf) * sizes.get("", 0)
+    return [path for path, n in sizes.items() if path and n > least]
 
 
 def _likeness(module: nn.Module) -> tuple[Any, ...]:

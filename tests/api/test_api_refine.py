@@ -145,13 +145,25 @@ def test_a_model_of_one_leaf_is_opened_until_it_can_be_cut(n_stages):
     assert len([op for op in leaves(pipe) if op.startswith("0.inner")]) == 6
 
 
-def test_leaves_that_are_alike_are_opened_together_and_recorded_once(monkeypatch):
+class Halved(nn.Module):
+    """A block of two parts that are as large as each other."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.first, self.second = Block(depth), Block(depth)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize(("kind", "parts"), [(Block, ("inner",)), (Halved, ())])
+def test_leaves_that_are_alike_are_opened_together_with_what_is_most_of_them(monkeypatch, kind, parts):
     class Even(nn.Module):
         """Four equal blocks for three stages, after a small one."""
 
         def __init__(self):
             super().__init__()
-            self.blocks = nn.ModuleList([Block(1), *(Block(8) for _ in range(4))])
+            self.blocks = nn.ModuleList([Block(1), *(kind(8) for _ in range(4))])
 
         def forward(self, x):
             for block in self.blocks:
@@ -164,7 +176,8 @@ def test_leaves_that_are_alike_are_opened_together_and_recorded_once(monkeypatch
         autopipe.tracing.Capture, "open", lambda self, *paths: opened.append(paths) or once(self, *paths)
     )
     plan = autopipe.plan(Even(), 3, (torch.randn(64, 64),), costs="estimated")
-    assert opened[0] == tuple(f"blocks.{i}" for i in range(1, 5))
+    blocks = tuple(f"blocks.{i}" for i in range(1, 5))
+    assert opened[0] == (*blocks, *(f"{block}.{part}" for block in blocks for part in parts))
     assert len(opened) == len(set(opened))
     # of whole blocks, one stage would have two of four
     assert imbalance(plan) < 0.4
@@ -212,6 +225,7 @@ def test_the_time_limit_is_for_all_grains_together(monkeypatch):
 def hurried(monkeypatch, lower):
     """The plan of a model whose blocks are opened, and the seconds that each graph was given in turn.
 
+    Blocks are opened without their parts, which alone helps nothing.
     Every bound is said to be this part of the bottleneck, and none to be met.
     """
     given = []
@@ -226,6 +240,7 @@ def hurried(monkeypatch, lower):
 
     monkeypatch.setattr("autopipe.api.planning.solve", told)
     monkeypatch.setattr("autopipe.api.refine.HURRY_S", 0.0)
+    monkeypatch.setattr("autopipe.api.refine.MOST", 1.0)
     plan = split(Uneven()).plan
     return plan, {graph.digest: [s for g, s in given if g is graph] for graph, _ in given}
 
