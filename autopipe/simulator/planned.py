@@ -47,11 +47,14 @@ def _budgets(plan: Plan) -> list[float]:
 
 
 def stage_times(plan: Plan) -> tuple[StageTimes, ...]:
-    """The seconds of a plan's stages; one that owes nobody a gradient does its whole backward in W."""
+    """The seconds of a plan's stages; one that owes nobody a gradient does its whole backward in W.
+
+    One that runs again in backward, stage or blocks, does it in I, and keeps nothing of that until W.
+    """
     owing = {d for b in plan.boundaries if b.differentiable for d in b.destinations}
     return tuple(
         StageTimes(s.forward_s, s.backward_s, s.backward_input_s, s.backward_weight_s)
-        if s.index in owing or not plan.boundaries
+        if s.index in owing or s.recompute or s.recomputed or not plan.boundaries
         else StageTimes(s.forward_s, s.backward_s, 0.0, s.backward_s)
         for s in plan.stages
     )

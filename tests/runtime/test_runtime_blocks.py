@@ -173,3 +173,31 @@ def test_a_mask_may_be_sent_to_one_stage_and_made_again_in_another():
     model.zero_grad()
     runtime.step(ids(), target=ids())
     assert worst(grads(model.named_parameters()), wanted) < 1e-6
+
+
+@pytest.mark.parametrize("again", ["always", "never"])
+def test_a_stage_that_runs_again_keeps_nothing_of_that_from_i_to_w(again):
+    """The last stage of zb-h1 has all microbatches between I and W; the memory planned has one of them."""
+    torch.manual_seed(0)
+    model = Layers(dropout=0.0).train()
+    captured, _, plan = planned(model, schedule="zb-h1", recompute=again)
+    runtime = Runtime(captured, plan, build(captured, plan), loss_fn=loss_of)
+    for _ in range(2):
+        runtime.step(ids(), target=ids())
+    last, kept = runtime.engine.workers[1], []
+    inner = last.backward_input
+    with Counter() as counter:
+
+        def backward_input(m):
+            inner(m)
+            kept.append(counter.live_bytes)
+
+        last.backward_input = backward_input
+        runtime.engine._lines.clear()
+        runtime.step(ids(), target=ids())
+    saved = planned(model)[2].stages[1].saved_bytes
+    assert len(kept) == 2
+    assert (max(kept) < saved) == (again == "always")
+    stage = plan.stages[1]
+    assert (stage.backward_weight_s == 0.0) == (again == "always")
+    assert stage.backward_input_s + stage.backward_weight_s == pytest.approx(stage.backward_s, rel=0.5)

@@ -314,8 +314,8 @@ class Worker:
         roots, grads = self._collect(m)
         leaves = [leaf for edge in self.edges_in for leaf in edge.leaves[m] or ()]
         leaves += [column[m] for column in self.leaves.values()]
-        # blocks would run again for every part of a split backward
-        if roots and not self.stage.recomputes:
+        # blocks would run again for every part of a split backward, and what ran again be kept until W
+        if roots and not (self._recompute or self.stage.recomputes):
             with self._draws(m):
                 self._weight_work[m] = backward_input(roots, grads, leaves)
         elif roots:

@@ -41,11 +41,10 @@ def lay_out(source: Source, problem: Problem, stage_of: Sequence[int], loads: Se
     for s, load in enumerate(loads):
         own = tuple(ops[s])
         totals = source.totals(own)
-        again = load.forward_ns / 1e9 if load.recompute else 0.0
         speed = problem.stages[s].speed
         parts = _parts(totals.cost, source.settings.training)
-        if load.blocks:
-            # blocks are run again by a backward that is not split
+        if load.blocks or load.recompute:
+            # what is run again is so by a backward that is not split
             parts = load.backward_ns / 1e9 * speed, 0.0
         stages_out.append(
             StagePlan(
@@ -56,7 +55,7 @@ def lay_out(source: Source, problem: Problem, stage_of: Sequence[int], loads: Se
                 load.recompute,
                 load.forward_ns / 1e9,
                 load.backward_ns / 1e9,
-                parts[0] / speed + (again if parts[0] or parts[1] else 0.0),
+                parts[0] / speed,
                 parts[1] / speed,
                 totals.held_bytes,
                 totals.trained_bytes,
