@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import autopipe
+from autopipe.torch_private import pytree
 from tests.zoo.observe import Observation, difference, fingerprint, flat, observe, seed
 
 from .configs import RUNGS, Rung, shrink, walk
@@ -186,16 +187,16 @@ def _compare_at(
     """What differs in each run, in words, "" for nothing; None where the model itself does not run."""
     model = subject.model
     try:
-        args, kwargs = subject.inputs(sizes)
-        expected = _observed(model, model, training, args, kwargs)
-        if difference(expected, _observed(model, model, training, args, kwargs)):
+        given = subject.inputs(sizes)
+        expected = _observed(model, model, training, given)
+        if difference(expected, _observed(model, model, training, given)):
             return None
     except Exception:
         return None
     problems = {}
     for name, run in runs.items():
         try:
-            got = _observed(model, run, training, args, kwargs)
+            got = _observed(model, run, training, given)
             problem = difference(flat(expected), flat(got)) if is_flat else difference(expected, got)
         except Exception as error:
             problem = f"{type(error).__name__}: {str(error)[:300]}"
@@ -204,8 +205,10 @@ def _compare_at(
 
 
 def _observed(
-    model: nn.Module, run: Callable[..., Any], training: bool, args: Any, kwargs: Any
+    model: nn.Module, run: Callable[..., Any], training: bool, given: tuple[tuple[Any, ...], dict[str, Any]]
 ) -> Observation:
+    """What a run gives for inputs, whose dictionaries and lists are its own: a model may write to them."""
+    args, kwargs = pytree.tree_map(lambda leaf: leaf, given)
     model.train(training)
     try:
         return observe(model, lambda: run(*args, **kwargs))

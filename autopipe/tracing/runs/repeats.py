@@ -74,7 +74,8 @@ class Repeats:
             )
         is_alike, is_settled = self.is_repeated(training, answer)
         if not is_alike or not self.forgets(training, is_settled):
-            raise CloseModule(path, f"a forward changes {shown}, and the next call's result depends on it")
+            why = f"a forward changes {shown}, and the next call's result depends on it"
+            raise CloseModule(path, f"{why}; give it to the call as a tensor, one that counts calls too")
         if not self.forgets_weights(training):
             why = f"a forward keeps in {shown} what it makes of weights, whatever becomes of them"
             raise CloseModule(
