@@ -190,3 +190,25 @@ def test_weights_that_a_second_call_leaves_as_the_first_did_are_not_told_of(dtyp
     pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
     pipe.runtime().step(x)
     assert "n_microbatches=1" not in caplog.text
+
+
+class Hooked(Keyed):
+    """Goes by a running mean that a hook on a layer of torch's keeps."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.register_buffer("mean", torch.zeros(8))
+        self.a.register_forward_hook(self.follow)
+
+    def follow(self, layer, given, made):
+        if layer.training:
+            self.mean.mul_(0.9).add_(0.1 * made.detach().mean(0))
+
+    def forward(self, x):
+        return self.b((self.a(x) - self.mean).tanh()).square().mean()
+
+
+def test_what_a_hook_leaves_for_the_next_call_is_told(caplog):
+    model, x = Hooked().double(), torch.randn(6, 4, dtype=torch.float64)
+    autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3).runtime().step(x)
+    assert any("n_microbatches=1" in r.getMessage() and "mean" in r.getMessage() for r in caplog.records)

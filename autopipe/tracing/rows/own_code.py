@@ -57,8 +57,9 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 
 def _held_by(module: nn.Module) -> Iterator[Any]:
-    """What code a module has for its calls, but for torch's own."""
+    """What code a module has for its calls, hooks among it, but for torch's own."""
     yield from vars(module).values()
+    yield from (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     for base in type(module).__mro__:
         if not is_foreign(base.__module__):
             yield from (value for name, value in vars(base).items() if name != "__init__")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...graph import Dim, batch_dim
-from ..calls.call import Call, Depends, Recording
+from ..calls.call import Call, Recording
 from ..calls.functions import tensors
 from ..code.leaves import is_atomic
 from ..sizes.guards import broken
@@ -24,7 +24,6 @@ from ..sizes.rerun import buffers_written, replay
 from ..sizes.variation import Variation
 from ..state.example_data import close_to
 from ..state.state import seed
-from .by_mode import is_own
 from .own_code import names_within
 from .results import EQUAL, SLIGHT, is_close
 
@@ -52,9 +51,10 @@ def by_call(
     if dim is None or dim.packed or device.type == "meta":
         return ()
     # what a layer that stays whole keeps for its next call is written, too
-    weights = [*_weights_written(model, form)]
-    if not (form.keeps or weights or buffers_written(model, [form])):
+    writing = [c for c in form.calls if _may_write(model, c)]
+    if not (form.keeps or writing or buffers_written(model, [form])):
         return ()
+    weights = [*_weights_of(model, writing)]
     if not variation.takes_rows(2 * dim.example):
         return ()
 
@@ -96,22 +96,21 @@ def carriers(model: nn.Module, form: Recording) -> frozenset[str]:
 
     def may_carry(call: Call) -> bool:
         is_leaf = call.op == "call_module" and bool(call.mutated or call.keeps or call.path in form.begun)
-        is_leaf = is_leaf or _may_write_weights(model, call)
+        is_leaf = is_leaf or _may_write(model, call)
         return is_leaf or bool((call.storages | call.reads | call.writes) & state)
 
     return frozenset(c.name for c in own if c.op not in ("get_attr", "output") and may_carry(c))
 
 
-def _weights_written(model: nn.Module, form: Recording) -> Iterator[str]:
-    """The weights and buffers, by name, of layers that stay whole and may write to them unseen."""
-    for path in {str(c.target): None for c in form.calls if _may_write_weights(model, c)}:
-        held = model.get_submodule(path)
-        yield from (f"{path}.{n}".lstrip(".") for n, _ in (*held.named_parameters(), *held.named_buffers()))
+def _weights_of(model: nn.Module, calls: Sequence[Call]) -> Iterator[str]:
+    """The weights, by name, of the layers that are called."""
+    for path in {str(c.target): None for c in calls}:
+        yield from (f"{path}.{n}".lstrip(".") for n, _ in model.get_submodule(path).named_parameters())
 
 
-def _may_write_weights(model: nn.Module, call: Call) -> bool:
-    """Whether code of a layer that stays whole names what writes to tensors: by ``data``, or in place."""
-    if call.op != "call_module" or not (call.depends & Depends.STATE and is_own(model, call)):
+def _may_write(model: nn.Module, call: Call) -> bool:
+    """Whether code of a layer that stays whole, or its hooks', names what writes: ``data``, or in place."""
+    if call.op != "call_module":
         return False
     names = names_within(model, call)
     return any(n == "data" or (n.endswith("_") and not n.startswith("_")) for n in names)
