@@ -54,7 +54,9 @@ def test_every_op_has_a_cost(net: Net) -> None:
         assert block.flops == 2 * 2 * 24 * 16 * 64
     assert table.source == "measured"
     assert table.residual is not None
-    assert table.optimizer_s_per_byte > 0
+    assert (
+        table.optimizer_s_per_tensor > 0
+    )  # what few bytes take beside it may be less than is told from noise
     assert CostTable.from_dict(table.to_dict()) == table
 
 

@@ -250,7 +250,7 @@ def test_nothing_of_a_step_stays_alive():
     before = tensors()
     for _ in range(3):
         runtime.step(*args, **kwargs, target=target)
-    assert tensors() == before
+    assert tensors() <= before  # what an earlier test left may go meanwhile
     handles, n_left = [], 0
 
     def fails(module, given, output):
@@ -270,7 +270,7 @@ def test_nothing_of_a_step_stays_alive():
     with pytest.raises(StepError, match="lost"):
         runtime.step(*args, **kwargs, target=Lost())
     del handles, fails, handle, module
-    assert tensors() == before
+    assert tensors() <= before  # what an earlier test left may go meanwhile
 
 
 class Lost:
