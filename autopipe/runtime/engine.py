@@ -23,7 +23,7 @@ from ..schedule import Message
 from ..stages import Stage
 from .data.feed import Feed
 from .data.intake import Intake
-from .data.microbatch import Splitter
+from .data.microbatch import Batch, Splitter
 from .data.outputs import Outputs
 from .data.rows import MixedRows
 from .data.weights import Weigher
@@ -128,7 +128,7 @@ class Engine:
         self.is_random = any(op.is_random for op in capture.ops.compute)
         self.turn = Turn(waits=self.peers is None, draws=self.is_random, fail=self.fail)
         self.unrecorded: set[tuple[tuple[int, ...], ...]] = set()
-        self.mixed = MixedRows(capture, options.mixed_rows, self.is_whole)
+        self._mixed = MixedRows(capture, options.mixed_rows, self.is_whole)
         self._splitter = Splitter(capture, options.batch_dims)
         self._weigher = Weigher(
             capture,
@@ -189,10 +189,16 @@ class Engine:
             self._bind,
             self._binds_alike,
             functools.partial(meet, self),
+            self._check_rows,
         )
         last = stages[-1].rank
         self.results = Results(capture, self.outputs, self._weigher, self.peers, last, self.device)
         self._wire()
+
+    def _check_rows(self, batch: Batch, has_backward: bool) -> None:
+        """Raise :class:`InputError` where microbatches are not what their batch is."""
+        if batch.n_microbatches > 1 and (self.is_whole or not self.options.batch_dims):
+            self._mixed.check(batch, has_backward=has_backward)
 
     def _wire(self) -> None:
         """Make what hangs on the code of the stages, and on the values that they take and give."""

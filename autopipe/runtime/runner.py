@@ -223,8 +223,6 @@ class Runner:
         batch = taken.batch
         if request.outputs and not engine.is_whole:
             engine.outputs.check(batch)
-        if batch.n_microbatches > 1 and (engine.is_whole or not engine.options.batch_dims):
-            engine.mixed.check(batch, has_backward=request.grad)
         return self._inputs(taken, request), taken.inputs
 
     def _work(self, step: StepInputs, inputs: Mapping[str, Tensor], line: Line) -> tuple[StepResult, Clock]:

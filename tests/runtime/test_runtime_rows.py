@@ -221,6 +221,26 @@ def test_a_step_that_would_be_wrong_is_refused(make_model, n_inputs, where):
     assert torch.isfinite(runtime.step(*args, n_microbatches=1).loss)
 
 
+class Mixed(nn.Module):
+    """Blends every row and its label with those of another row, which an input names."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x, labels, other):
+        told = self.b(self.a(x + x[other]).relu())
+        return F.cross_entropy(told, labels) + F.cross_entropy(told, labels[other])
+
+
+def test_rows_are_looked_at_before_labels_are_counted():
+    args = torch.randn(6, 4), torch.tensor([0, 1, 2, 2, 1, 0]), torch.arange(5, -1, -1)
+    runtime = autopipe.split(Mixed(), 2, args, costs="estimated", n_microbatches=2).runtime()
+    with pytest.raises(autopipe.InputError, match="depend on one another"):
+        runtime.step(*args)
+    assert torch.isfinite(runtime.step(*args, n_microbatches=1).loss)
+
+
 def test_mixed_rows_can_be_allowed(caplog):
     args = torch.randn(6, 4), torch.randn(6, 4)
     pipe = autopipe.split(Contrast(), 2, args, costs="estimated", n_microbatches=3)

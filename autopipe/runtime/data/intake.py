@@ -102,13 +102,16 @@ class Intake:
         bind: Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Tensor]],
         binds_alike: Callable[[], bool],
         meet: Callable[[Batch], Batch],
+        check_rows: Callable[[Batch, bool], None],
     ) -> None:
         """``bind`` gives a call's inputs by name, ``meet`` a batch the forms that it asks for.
 
         ``binds_alike`` begins a call as ``bind`` does, and tells whether that would name its inputs as it
-        did in the last call of the same form.
+        did in the last call of the same form. ``check_rows`` refuses a batch whose microbatches are not
+        what it is, with a backward or without.
         """
         self._bind, self._binds_alike, self._meet = bind, binds_alike, meet
+        self._check_rows = check_rows
         self._last: _Known | None = None
         self._capture, self._options, self._device = capture, options, device
         self._splitter, self._weigher, self._feed, self._peers = splitter, weigher, feed, peers
@@ -127,7 +130,9 @@ class Intake:
     def take(self, request: Request) -> WeightedBatch:
         """The batch of this rank's arguments, or as it is fed."""
         if self._feed is not None and not self._is_source:
-            return self._fed(self._feed, request)
+            fed = self._fed(self._feed, request)
+            self._check_rows(fed.batch, request.grad)
+            return fed
         try:
             return self._own(request)
         except Exception as error:  # loss_weight is any Python
@@ -148,6 +153,7 @@ class Intake:
             bound = self._bind(args, kwargs)
             inputs, batch = self._cut(request, bound, target)
             self._last = None if form is None else _known(form, given, batch)
+        self._check_rows(batch, request.grad)  # before labels are counted, which may lie in other rows
         # counted where the batch is; on a device, without a wait for it where it stays there
         told = self._feed is not None or self._options.mesh is not None
         weigh = self._weigher.weigh if request.loss else self._weigher.weigh_outputs
