@@ -39,8 +39,9 @@ def count_microbatches(captured: Capture, asked: int | str | None, n_stages: int
     says so.
     """
     batch = captured.ops.example_dims.get("batch", 1)
+    most = captured.most_microbatches(batch)
     if not isinstance(asked, int):
-        return _most_taken(captured, min(batch, MICROBATCHES_PER_STAGE * n_stages))
+        return _most_taken(captured, min(most, MICROBATCHES_PER_STAGE * n_stages))
     n = asked
     if n > 1 and "batch" not in captured.ops.example_dims:
         reasons = [f" ({fixed.reason})" for (_, axis), fixed in captured.variation.fixed.items() if axis == 0]
@@ -59,6 +60,16 @@ def count_microbatches(captured: Capture, asked: int | str | None, n_stages: int
             batch,
         )
         n = batch
+    if n > most:
+        _logger.warning(
+            "%s microbatches of the example's %s rows are of single rows, and %s: planned for %s, as a step "
+            "keeps two rows or more to each; give larger batches for more",
+            n,
+            batch,
+            captured.one_row,
+            most,
+        )
+        n = most
     if (broken := _broken(captured, n)) is not None:
         check, rows = broken
         _logger.warning(

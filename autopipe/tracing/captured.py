@@ -159,6 +159,16 @@ class Capture:
         return is_asked or any(form.for_sizes for forms in self.forms.values() for form in forms)
 
     @property
+    def one_row(self) -> str:
+        """In words, what makes of a single row something else than it is among others; or ""."""
+        variations = (self.variation, *(form.variation for forms in self.forms.values() for form in forms))
+        return next((v.mixing.one_row for v in variations if v.mixing.one_row), "")
+
+    def most_microbatches(self, n_rows: int) -> int:
+        """Into how many microbatches rows may be cut: none is a single row where that is something else."""
+        return max(1, n_rows // 2) if self.one_row else n_rows
+
+    @property
     def goes_by_answers(self) -> bool:
         """Whether a form of the model's mode makes other rows of those that ask for another one."""
         forms = {*self.forms[self.model.training]}

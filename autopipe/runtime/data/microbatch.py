@@ -223,6 +223,7 @@ class Splitter:
         self._batch = batch_dim(capture.ops.dims)
         self._known = dict(self._batch.where) if self._batch else {}
         self._fixed = capture.variation.fixed
+        self._capture = capture
         names = {op.name for op in capture.ops.inputs}
         unknown = sorted(set(self._given) - names - {"target"})
         if unknown:
@@ -234,9 +235,10 @@ class Splitter:
     def split(self, leaves: Mapping[str, Any], target: Any, n_microbatches: int) -> Batch:
         """Cut into at most ``n_microbatches`` pieces whose rows differ by at most one, larger ones first.
 
-        A batch with fewer rows than ``n_microbatches`` makes fewer microbatches. Raises
-        :class:`InputError` when inputs disagree on the number of rows, or on whose they are, or there are
-        none, or the capture is right for as many only.
+        A batch with fewer rows than ``n_microbatches`` makes fewer microbatches, and so does one of a model
+        to which a single row is something else: each then has two or more. Raises :class:`InputError` when
+        inputs disagree on the number of rows, or on whose they are, or there are none, or the capture is
+        right for as many only.
         """
         if n_microbatches < 1:
             raise InputError(f"n_microbatches is {n_microbatches}; a step has at least 1")
@@ -244,7 +246,8 @@ class Splitter:
         n_rows = self._n_rows(leaves, axes)
         if n_rows == 0:
             raise InputError("the batch is empty; give step() at least one row")
-        sizes = _sizes(n_rows, n_microbatches) if axes else (1,)
+        most = self._capture.most_microbatches(n_rows)
+        sizes = _sizes(n_rows, min(most, n_microbatches)) if axes else (1,)
         for name, fixed in ((n, self._fixed[n, a]) for n, a in axes.items() if (n, a) in self._fixed):
             if len(sizes) > 1:
                 raise InputError(
@@ -375,8 +378,7 @@ def _moved(device: torch.device, value: Any) -> Any:
     return accelerator.upload(value, device) if isinstance(value, Tensor) else value
 
 
-def _sizes(n_rows: int, n_microbatches: int) -> tuple[int, ...]:
-    n = min(n_rows, n_microbatches)
+def _sizes(n_rows: int, n: int) -> tuple[int, ...]:
     small, extra = divmod(n_rows, n)
     return (small + 1,) * extra + (small,) * (n - extra)
 

@@ -60,11 +60,13 @@ class Loss:
         self._asks = options.loss_fn is not None and options.loss_weight is None
         self._seen: dict[int, tuple[tuple[Any, ...], Tensor]] = {}
         self._step: StepInputs | None = None
+        self._rows: tuple[int, ...] = ()
         self._n_steps = 0
         self._looks = False
 
     def begin(self, step: StepInputs) -> None:
         """Take up a step."""
+        self._rows = step.batch.rows
         can_ask = self._asks and step.grad and step.batch.n_microbatches > 1
         # each look waits for the device, so there it ends with the warm-up
         is_due_now = is_due(self._n_steps) and (self._n_steps < 2 or self._device.type == "cpu")
@@ -83,7 +85,7 @@ class Loss:
         looks = self._looks and torch.is_grad_enabled()  # not where a stage that recomputes only looks ahead
         ends = _ends(outputs) if looks else set()
         before = _gradients(ends) if looks else []
-        loss = own_loss(self._capture, outputs) if loss_fn is None else _made(loss_fn, output, target)
+        loss = own_loss(self._capture, outputs) if loss_fn is None else self._made(loss_fn, output, target, m)
         if before != (_gradients(ends) if looks else []):
             raise InputError(
                 "loss_fn calls backward(), which reaches this stage's parameters alone: the step makes the "
@@ -110,6 +112,27 @@ class Loss:
             if len(self._seen) == 2:
                 self._ask(self._step)
         return loss
+
+    def _made(self, loss_fn: Callable[[Any, Any], Tensor], output: Any, target: Any, m: int) -> Tensor:
+        """What it gives. Raises :class:`InputError` where it fails without a target, or on a single row."""
+        try:
+            return loss_fn(output, target)
+        except AutopipeError:
+            raise
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            if target is None:
+                raise InputError(
+                    f"the step was given no target, and loss_fn failed with None ({told}); pass one, as in "
+                    "rt.step(x, target=y), or give a loss_fn that does without"
+                ) from error
+            if self._rows[m] > 1 or len(self._rows) == 1:
+                raise
+            raise InputError(
+                f"loss_fn failed on microbatch {m}, which is a single row of the batch's {sum(self._rows)} "
+                f"({told}); where it drops the axis of rows, as squeeze() does, name the axis, as in "
+                f"squeeze(-1), or pass n_microbatches={max(1, sum(self._rows) // 2)}"
+            ) from error
 
     def _refuse_others(self, loss: Tensor, ends: Iterable[Node]) -> None:
         own = {id(p) for p in self._capture.model.parameters()} | (self.trains or set())
@@ -208,18 +231,3 @@ def _told(loss: Any) -> str:
     if not isinstance(loss, Tensor):
         return f"type {type(loss).__name__}"
     return f"shape {tuple(loss.shape)}" if loss.ndim else str(loss.dtype)
-
-
-def _made(loss_fn: Callable[[Any, Any], Tensor], output: Any, target: Any) -> Tensor:
-    """What it gives. Raises :class:`InputError` where it fails and was given no target."""
-    try:
-        return loss_fn(output, target)
-    except AutopipeError:
-        raise
-    except Exception as error:
-        if target is not None:
-            raise
-        raise InputError(
-            f"the step was given no target, and loss_fn failed with None ({type(error).__name__}: {error}); "
-            "pass one, as in rt.step(x, target=y), or give a loss_fn that does without"
-        ) from error

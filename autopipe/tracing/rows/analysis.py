@@ -21,6 +21,7 @@ from ..sizes.variation import Mixing, Tail, Variation
 from .backwards import OwnBackwards, mixed_in_backward
 from .held_back import holds_back, mixed_in_gradients
 from .mixing import mixing, rows_of
+from .one_row import fault_in_one_row
 from .other_answers import FormPairs, two_rows
 from .per_call_state import by_call, carried_by
 from .tail import find_tail
@@ -74,7 +75,22 @@ def with_rows_of_the_example(
     if found.carried and tail.ops:
         # all that writes is in the tail, which runs once
         found = dataclasses.replace(found, by_call=())
+    if not known:
+        found = _of_one_row(session, forms, given, loose, tail, found)
     return dataclasses.replace(variation, mixing=found, tail=tail)
+
+
+def _of_one_row(
+    session: Session,
+    forms: Mapping[bool, Recording],
+    given: Mapping[str, torch.Tensor],
+    variation: Variation,
+    tail: Tail,
+    found: Mixing,
+) -> Mixing:
+    """The mixing with what a batch of one row is in other ways than as one row of several."""
+    asked = (fault_in_one_row(session, f, given, variation, tail.ops, mode) for mode, f in forms.items())
+    return dataclasses.replace(found, one_row=next(filter(None, asked), ""))
 
 
 def _held_back_ahead(
@@ -154,6 +170,8 @@ def with_rows(
     if own is not None and not mixed.always and (tail.ops or not known.always):
         backward = _in_backward(session, form, given, loose, own, tail)
         mixed = dataclasses.replace(mixed, backward=next(iter(backward.values()), ""))
+    modes = (False, True) if is_shared else (form.training,)
+    mixed = _of_one_row(session, dict.fromkeys(modes, form), given, loose, tail, mixed)
     return dataclasses.replace(variation, mixing=mixed)
 
 

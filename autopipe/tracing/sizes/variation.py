@@ -33,7 +33,8 @@ class Mixing:
     ``sums``: the numbers that are made of all rows are sums over them, not means. ``is_asked`` says whether
     that was looked at: means are then even ones, or over labels. ``by_call`` are buffers and attributes that
     a training forward leaves otherwise when it is called on the rows in two batches, where nothing else is
-    to be said of them. ``carried`` says what it leaves for the next call, which goes by it.
+    to be said of them. ``carried`` says what it leaves for the next call, which goes by it. ``one_row`` says
+    what drops the axis of rows where there is one, or fails there: microbatches then have two or more.
     """
 
     always: str = ""
@@ -46,6 +47,7 @@ class Mixing:
     by_call: tuple[str, ...] = ()
     carried: str = ""
     elsewhere: bool = False
+    one_row: str = ""
 
     @property
     def said_by_call(self) -> str:
