@@ -20,7 +20,7 @@ __all__ = ["DIRECT_BYTES", "Cluster", "Device", "Link"]
 
 VERSION = 4
 MOST_RANKS = 2**20
-_LONGEST_S, _FASTEST = 1e9, 1e24
+_LONGEST_S, _SLOWEST, _FASTEST = 1e9, 1e-24, 1e24
 DIRECT_BYTES = 1 << 15
 """Messages below this size go past the communicator where two ranks can reach one another directly."""
 
@@ -50,7 +50,7 @@ class Link:
     def __post_init__(self) -> None:
         for name in ("direct_s", "direct_host_s", "latency_s", "host_s", "host_s_per_byte"):
             _take(self, name, number(name, getattr(self, name), unit="seconds", most=_LONGEST_S))
-        rate = number("bandwidth_bytes_s", self.bandwidth_bytes_s, above=True, unit="bytes per second")
+        rate = number("bandwidth_bytes_s", self.bandwidth_bytes_s, _SLOWEST, unit="bytes per second")
         _take(self, "bandwidth_bytes_s", rate)
         text("source", self.source)
 
@@ -138,12 +138,12 @@ class Device:
         one_of("attention", self.attention, ("", "cpu", "cuda"))
         flag("launches_ahead", self.launches_ahead)
         rates = mapping("flops_s", self.flops_s, "a dict of dtype to FLOP/s").items()
-        told = {d: number(f"flops_s[{d!r}]", r, above=True, most=_FASTEST, unit="FLOP/s") for d, r in rates}
+        told = {d: number(f"flops_s[{d!r}]", r, _SLOWEST, _FASTEST, unit="FLOP/s") for d, r in rates}
         _take(self, "flops_s", told)
         for name in ("bandwidth_bytes_s", "host_bandwidth_bytes_s"):
             _take(self, name, number(name, getattr(self, name), most=_FASTEST, unit="bytes per second"))
         _take(self, "launch_s", number("launch_s", self.launch_s, unit="seconds", most=_LONGEST_S))
-        _take(self, "speed", number("speed", self.speed, above=True, most=_FASTEST))
+        _take(self, "speed", number("speed", self.speed, _SLOWEST, _FASTEST))
 
     @property
     def usable_bytes(self) -> int | None:

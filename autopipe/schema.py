@@ -47,7 +47,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-_PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]*\Z"
+_PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]*\Z"
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 """A time: up to thirty years."""
@@ -55,8 +55,8 @@ Real = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
 """Any finite figure, such as a residual."""
 Share = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 """A ratio: relative widths, bytes per byte."""
-Positive = Annotated[float, msgspec.Meta(gt=0, le=1e24)]
-"""A rate that something is divided by."""
+Positive = Annotated[float, msgspec.Meta(ge=1e-24, le=1e24)]
+"""A rate that something is divided by: what comes of it is finite."""
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e24)]
 """A rate that may be unknown: 0 then."""
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
@@ -66,7 +66,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 """A place in a row of stages, ranks or microbatches, or how many there are."""
 Line = Annotated[str, msgspec.Meta(max_length=2000, pattern=_PRINTABLE)]
-"""What a person reads on one line: no control characters, line breaks among them; may be empty."""
+"""What a person reads on one line, in order: no control characters, line breaks and turns of direction among
+them; may be empty."""
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=2000, pattern=_PRINTABLE)]
 """A :data:`Line` that says something."""
 

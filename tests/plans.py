@@ -36,7 +36,7 @@ def make_plan(n_stages: int = 4, n_microbatches: int = 8, schedule: str = "1f1b"
         "schedule": schedule,
         "n_microbatches": n_microbatches,
         "step_s": 0.0,
-        "bounds": Bounds(3.0, 3.0, 3.0 * n_microbatches, True),
+        "bounds": Bounds(3.0, 3.0, 0.0, True),
         "cluster": Cluster.uniform(n_stages, link=Link(0.01, 1e5)),
         "settings": {"optimizer_s_per_byte": 1e-4},
     }
