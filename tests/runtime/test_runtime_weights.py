@@ -464,6 +464,9 @@ def test_batch_dims_settle_what_guessing_cannot():
     assert all(t is leaves["square"] for t in batch.leaves["square"])
     with pytest.raises(InputError, match="disagree"):
         Splitter(Named, {"time_first": 0}).split(leaves, None, 3)
+    assert Splitter(Named, {"time_first": 0}).split(leaves, None, 1).rows == (1,)
+    with pytest.raises(InputError, match="disagree"):
+        Splitter(Named, {"time_first": 0}).split(leaves, None, 1, is_weighed=True)
     with pytest.raises(InputError, match="nothing"):
         Splitter(Named, {"nothing": 0})
     with pytest.raises(InputError, match="empty"):
@@ -586,3 +589,36 @@ def test_target_goes_to_the_loss_or_to_the_model():
     made = make(small()[0], (x,), {}, n_stages=2)
     with pytest.raises(InputError, match="nothing takes it"):
         Runtime(*made).step(x, target=y)
+
+
+class Texts(nn.Module):
+    """Takes a list of texts, each as long as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(20, 4), nn.Linear(4, 3)
+
+    def forward(self, texts):
+        return self.head(torch.stack([self.table(text).mean(0) for text in texts]))
+
+
+def test_inputs_of_one_microbatch_need_not_have_as_many_rows():
+    torch.manual_seed(0)
+    batches, target = (
+        [[torch.arange(n) for n in ns] for ns in ((2, 3, 2), (4, 3, 5))],
+        torch.tensor([0, 1, 2]),
+    )
+    model = Texts()
+    plain = copy.deepcopy(model)
+    pipe = autopipe.split(model, 2, (batches[0],), costs="estimated", n_microbatches=1)
+    runtime = pipe.runtime(loss_fn=F.cross_entropy)
+    for batch in batches:
+        loss = F.cross_entropy(plain(batch), target)
+        loss.backward()
+        torch.testing.assert_close(runtime.step(batch, target=target).loss, loss.detach())
+    for (name, own), theirs in zip(runtime.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, theirs.grad, msg=name)
+    with pytest.raises(InputError, match="disagree on the number of rows"):
+        runtime.step(batches[1], target=target, n_microbatches=2)
+    with pytest.raises(InputError, match="disagree on the number of rows"):  # each weighs by its rows
+        runtime.accumulate([{"texts": batch, "target": target} for batch in batches])

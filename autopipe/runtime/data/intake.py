@@ -117,6 +117,7 @@ class Intake:
         self._splitter, self._weigher, self._feed, self._peers = splitter, weigher, feed, peers
         self._takes_target = stages[-1].is_last
         self.is_fed = feed is not None
+        self._is_weighed = options.mesh is not None and options.mesh.ndim > 1  # beside batches of replicas
         self._rank = peers.rank if peers else 0
         self._is_source = feed is None or feed.source == self._rank
 
@@ -201,7 +202,7 @@ class Intake:
             )
         n = int(request.n_microbatches or self._options.n_microbatches)
         free = {name: v.detach() if name in inputs else v for name, v in bound.items()}
-        return inputs, self._meet(self._splitter.split(free, target, n))
+        return inputs, self._meet(self._splitter.split(free, target, n, is_weighed=self._is_weighed))
 
     def _check(self, bound: Mapping[str, Any], target: Any, grad: bool) -> None:
         """Raise :class:`InputError` for tensors that cannot be computed with, or not for a backward."""
@@ -234,7 +235,7 @@ class Intake:
                 f"rank {self._rank} was given inputs, but only rank {feed.source} feeds this pipeline; call "
                 "step() without any here, or make the runtime without feed"
             )
-        batch = self._splitter.split(leaves, target, n)
+        batch = self._splitter.split(leaves, target, n, is_weighed=self._is_weighed)
         if is_new and (found := self._meet(batch).forms) != forms:
             raise InputError(
                 f"rank {self._rank} has forms {list(found)} of the model for this batch, and rank "
@@ -272,7 +273,7 @@ class Intake:
             own = {name: value for name, value in given.items() if name != "target"}
             kwargs, target = self._route(own, given.get("target"))
             bound = self._bind(args, kwargs)
-            batch = self._splitter.split(bound, target, 1)
+            batch = self._splitter.split(bound, target, 1, is_weighed=True)
             if self._weigher.is_counted:
                 batch = self._in_forms(batch, int(n_microbatches or self._options.n_microbatches))
             each.append(Bound(batch, args, kwargs, bound))

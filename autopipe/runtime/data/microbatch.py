@@ -232,18 +232,30 @@ class Splitter:
                 f"{', '.join(sorted(names))} (and 'target')"
             )
 
-    def split(self, leaves: Mapping[str, Any], target: Any, n_microbatches: int) -> Batch:
+    def split(
+        self, leaves: Mapping[str, Any], target: Any, n_microbatches: int, *, is_weighed: bool = False
+    ) -> Batch:
         """Cut into at most ``n_microbatches`` pieces whose rows differ by at most one, larger ones first.
 
         A batch with fewer rows than ``n_microbatches`` makes fewer microbatches, and so does one of a model
-        to which a single row is something else: each then has two or more. Raises :class:`InputError` when
-        inputs disagree on the number of rows, or on whose they are, or there are none, or the capture is
-        right for as many only.
+        to which a single row is something else: each then has two or more. Inputs of one microbatch may
+        disagree on the number of rows, unless the batch ``is_weighed`` by its rows beside others. Raises
+        :class:`InputError` when others disagree on it, or on whose they are, or there are none, or the
+        capture is right for as many only.
         """
         if n_microbatches < 1:
             raise InputError(f"n_microbatches is {n_microbatches}; a step has at least 1")
         axes = self._axes(leaves)
-        n_rows = self._n_rows(leaves, axes)
+        found = {n: leaves[n].shape[a] for n, a in axes.items()}
+        if len(set(found.values())) > 1:
+            if n_microbatches > 1 or is_weighed:
+                rows = ", ".join(f"{n} has {size}" for n, size in found.items())
+                raise InputError(
+                    f"inputs disagree on the number of rows: {rows}; see batch_dims, or give step() "
+                    "n_microbatches=1"
+                )
+            axes = {}
+        n_rows = next(iter(found.values()), 1) if axes else 1
         if n_rows == 0:
             raise InputError("the batch is empty; give step() at least one row")
         most = self._capture.most_microbatches(n_rows)
@@ -282,13 +294,6 @@ class Splitter:
             known = {n: 0 for n, v in tensors.items() if free and v.shape[0] == free[0].shape[0]}
         chosen = {**known, **{n: a for n, a in self._given.items() if n in tensors}}
         return {n: a for n, a in chosen.items() if a is not None}
-
-    def _n_rows(self, leaves: Mapping[str, Any], axes: Mapping[str, int]) -> int:
-        found = {n: leaves[n].shape[a] for n, a in axes.items()}
-        if len(set(found.values())) > 1:
-            sizes = ", ".join(f"{n} has {size}" for n, size in found.items())
-            raise InputError(f"inputs disagree on the number of rows: {sizes}; see batch_dims")
-        return next(iter(found.values()), 1)
 
     def _check_target(self, target: Any, n_rows: int) -> None:
         """A target that is one tensor has the batch's rows; among several some may be for all rows."""
