@@ -34,7 +34,10 @@ MOST = 0.75
 """A part with more of a leaf's parameters is opened with it: else what is made of it is hardly finer."""
 
 MIN_GAIN = 0.02
-"""Opening leaves must shorten the bottleneck by this much to be kept: whole blocks are easier to read."""
+"""Opening leaves must shorten the bottleneck by this much to be kept, and the step be no longer.
+
+Whole blocks are easier to read.
+"""
 
 PATIENCE = 2
 """How many times leaves may be opened in a row without such a gain."""
@@ -149,8 +152,9 @@ class _Refining:
         return None
 
     def _is_better(self, plan: Plan) -> bool:
-        """Whether a finer graph's plan is worth reading it."""
-        return _bottleneck_s(plan) < self._enough_s
+        """Whether a finer graph's plan is worth reading it, and its step is no longer."""
+        is_no_longer = self.best is None or plan.step_s <= self.best.plan.step_s
+        return is_no_longer and _bottleneck_s(plan) < self._enough_s
 
     def _may_be_better(self, plan: Plan) -> bool:
         """Whether more time might find one, as far as the bound says of ranks and microbatches like these."""

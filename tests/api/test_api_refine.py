@@ -84,6 +84,23 @@ def test_what_runs_again_to_fit_memory_is_no_part_of_an_even_share():
         assert _imbalance(made, costs) == pytest.approx(1 / 6 if recomputes else 0.0)
 
 
+def test_a_shorter_bottleneck_with_a_longer_step_is_not_kept(monkeypatch):
+    steps = []
+
+    @functools.wraps(solve)
+    def ever_longer(*args, **options):
+        plan = solve(*args, **options)
+        steps.append(1.0 + len(steps))
+        return dataclasses.replace(plan, step_s=steps[-1])
+
+    assert split(Uneven()).plan.settings["opened"]
+    monkeypatch.setattr("autopipe.api.planning.solve", ever_longer)
+    plan = split(Uneven()).plan
+    assert len(steps) > 1
+    assert plan.step_s == min(steps)
+    assert plan.settings["opened"] == []
+
+
 def test_opening_ends_at_single_ops():
     class Fat(nn.Module):
         def __init__(self):
