@@ -21,7 +21,7 @@ import torch.autograd.function
 import torch.fx.graph
 import torch.utils.checkpoint
 from torch import Tensor, overrides
-from torch.autograd.graph import GradientEdge, _engine_run_backward
+from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 from torch.autograd.graph import log as _backward_log
 from torch.autograd.variable import Variable
 from torch.utils import _pytree as pytree
@@ -65,6 +65,7 @@ __all__ = [
     "push_function_mode",
     "pytree",
     "qualified_name",
+    "release",
     "set_export_flags",
     "unread",
     "unsafe_view",
@@ -159,6 +160,25 @@ def backward(
         allow_unreachable=True,
         accumulate_grad=True,
     )
+
+
+_GONE = (lambda tensor: None), (lambda nothing: None)
+"""Hooks that put nothing in a saved tensor's place."""
+
+
+@functools.cache
+def _saved(kind: type) -> tuple[str, ...]:
+    """Where an autograd node of this type has what it saved."""
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def release(node: Node) -> None:
+    """Free what an autograd node saved that will not run again, unless hooks have put it elsewhere."""
+    for name in _saved(type(node)):
+        found = getattr(node, name)
+        for saved in found if isinstance(found, (tuple, list)) else (found,):
+            with contextlib.suppress(RuntimeError):  # a None, or one with hooks, takes none
+                saved.register_hooks(*_GONE)
 
 
 def export_flags() -> tuple[bool, bool]:

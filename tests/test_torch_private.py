@@ -191,6 +191,19 @@ def test_backward_is_torchs_in_the_modes_that_are_in_force() -> None:
     assert torch.equal(y.grad, 2 * torch.ones(2).sin())  # type: ignore[arg-type]
 
 
+def test_what_a_node_saved_is_freed_whatever_holds_it() -> None:
+    x = torch.ones(2, 2, requires_grad=True)
+    freed, kept, indexed = (x * 1).cos(), (x * 2), (x * 3)[torch.tensor([0])]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        hooked = kept.cos()
+    for y in (freed, hooked, indexed, torch.layer_norm(x * 4, (2,))):
+        assert y.grad_fn is not None
+        private.release(y.grad_fn)  # indices lie in a tuple, a norm's weights are None
+    with pytest.raises(TypeError, match="NoneType"):
+        freed.grad_fn._saved_self  # type: ignore[union-attr]  # noqa: B018
+    assert torch.equal(hooked.grad_fn._saved_self, kept)  # type: ignore[union-attr]
+
+
 def test_a_checkpoint_ends_in_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = told(monkeypatch, *private.CHECKPOINT)
     torch.utils.checkpoint.checkpoint(torch.sin, torch.ones(2, requires_grad=True), use_reentrant=False)

@@ -1,6 +1,7 @@
 """I then W gives exactly what B gives, and what cannot wait is not split."""
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -141,3 +142,43 @@ def test_parts_in_one_piece_run_once(wrap):
     plain(x.detach()).sin().sum().backward()
     found = [p.grad for p in model.parameters()]
     assert all(torch.allclose(a, p.grad) for a, p in zip(found, plain.parameters(), strict=True))
+
+
+class Kept(nn.Module):
+    """Values between its two weights that only gradients of inputs go by; ``seen`` are their memories."""
+
+    def __init__(self, d=8):
+        super().__init__()
+        self.first, self.last = nn.Linear(d, d), nn.Linear(d, d)
+        self.seen = []
+
+    def note(self, x):
+        self.seen.append(weakref.ref(x.untyped_storage()))
+        return x
+
+    def forward(self, x):
+        h = self.note(self.first(x)).cos().exp()
+        q = self.note(h).view(1, 2, -1, 8)
+        h = self.note(nn.functional.scaled_dot_product_attention(q, q * 2, q * 3)).view(-1, 8).cos()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            h = h.sin()
+        h = h[torch.arange(h.shape[0]).flip(0)] * self.note(h.sigmoid())
+        return self.last(h.tanh())
+
+
+def test_from_i_to_w_only_what_w_needs_is_kept():
+    torch.manual_seed(0)
+    model, x = Kept().double(), torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
+    model(x).sum().backward()
+    wanted, gradient = grads(model.named_parameters()), x.grad
+    model.zero_grad()
+    x.grad = None
+    model.seen.clear()
+    seed = torch.ones(4, 8, dtype=torch.float64)
+    out = model(x)
+    assert all(seen() is not None for seen in model.seen)
+    work = backward_input([get_gradient_edge(out)], [seed], [x])
+    assert not any(seen() is not None for seen in model.seen)
+    work.run()
+    assert worst(grads(model.named_parameters()), wanted) == 0
+    torch.testing.assert_close(x.grad, gradient, rtol=0, atol=0)

@@ -4,10 +4,10 @@ When each part runs is left to the schedule.
 
 The autograd nodes a stage's inputs can be reached from are its spine. I runs the backward for the inputs
 alone and notes the gradient that arrives at each spine node with a parameter hanging off it; W starts
-again from those nodes towards their parameters. That is exact for a parameter that hangs off one spine
-node only: a path from there along the spine meets it nowhere else. Parameters used at several nodes (tied
-or called twice), and those below a custom ``autograd.Function``, whose backward must not run twice, get
-their whole gradient in I.
+again from those nodes towards their parameters; what the others saved is freed after I. That is exact for
+a parameter that hangs off one spine node only: a path from there along the spine meets it nowhere else.
+Parameters used at several nodes (tied or called twice), and those below a custom ``autograd.Function``,
+whose backward must not run twice, get their whole gradient in I.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from ...torch_private import backward
+from ...torch_private import backward, release
 
 __all__ = ["Root", "WeightWork", "backward_input", "root_of"]
 
@@ -80,6 +80,8 @@ def backward_input(roots: Sequence[Root], grads: Sequence[Tensor], leaves: Seque
     for node, note, _ in parts:
         node.register_prehook(note)
     backward(roots, grads, [*leaves, *early], keeps_graph=True)
+    for node in spine.nodes - {node for node, _, _ in parts}:
+        release(node)
     return WeightWork(parts)
 
 
@@ -115,6 +117,11 @@ class _Spine:
         for node in self._order:
             if node in inputs or any(c in self._on_spine for c, _ in node.next_functions):
                 self._on_spine.add(node)
+
+    @property
+    def nodes(self) -> set[Node]:
+        """Those that the inputs can be reached from."""
+        return self._on_spine
 
     @property
     def is_in_one_piece(self) -> bool:
