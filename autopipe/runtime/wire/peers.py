@@ -356,6 +356,7 @@ class Peers(Talk):
             watch.note_lost(lost)
             found = watch.cause()
             cause = found if found is not None else watch.publish(watch.lost(lost))
+            raise StepError(cause) from None  # a broken link says no more than the cause
         elif self._replicas and tells_of_a_loss(error):
             cause = self._lost_replica()
         else:
