@@ -126,10 +126,12 @@ class Pipe(nn.Module, metaclass=_Short):
 
     @property
     def model(self) -> nn.Module:
+        """The model that was split; once ranks train, current on each in its own stages alone."""
         return self._model[0]
 
     @property
     def training(self) -> bool:
+        """Whether the model is in training mode."""
         return self.model.training
 
     @training.setter
