@@ -202,7 +202,7 @@ def test_probe_writes_a_cluster_that_plans_take(tmp_path):
     assert invoke("plan", SAMPLE, "-n", "2", *ESTIMATED, "--cluster", out).exit_code == 0
 
 
-def test_under_torchrun_each_rank_runs_its_stage(tmp_path):
+def test_ranks_with_the_environment_of_torchrun_run_a_stage_each(tmp_path):
     drawn = tmp_path / "drawn.py"  # seeds nothing, yet every rank has the same model and batch
     drawn.write_text(
         "import torch\nfrom torch import nn\n\ndef make():\n"
