@@ -34,6 +34,7 @@ __all__ = [
     "CALL_HOOK",
     "CHECKPOINT",
     "CLIP",
+    "COND",
     "CONTROL",
     "CUSTOM_FUNCTION",
     "DYNAMO",
@@ -243,6 +244,9 @@ LINEARIZE = (_TRANSFORMS, "linearize")
 CONTROL: Any = importlib.import_module("torch._higher_order_ops")
 """Where branches and loops lie as functions: ``cond``, which ``torch`` has too, and the ``LOOPS``."""
 LOOPS = ("while_loop", "map", "scan", "associative_scan")
+COND = (importlib.import_module("torch._higher_order_ops.cond"), "cond_op")
+"""What ``cond`` ends in, as (module, name). Where nothing is compiled it hands on no gradient to what its
+branches take from around them, as layers."""
 
 DYNAMO = "torch._dynamo"
 """The compiler's module, which many a function of torch imports at its first call: as it is imported it looks

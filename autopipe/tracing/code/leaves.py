@@ -9,12 +9,13 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from ...errors import InputError
-from ...torch_private import DYNAMO
+from ...torch_private import COND, DYNAMO
 
 __all__ = ["Policy", "eager", "is_compiled", "lies_in_leaf"]
 
@@ -147,10 +148,24 @@ def eager() -> Iterator[None]:
     So data of sizes that are only tried compile nothing, count against no limit of compilations, and what
     they cannot be compiled for is no warning; what is met while somebody watches is compiled later on.
 
-    torch's own context holds from when it is made, entered or not; this one from when it is entered.
+    torch's own context holds from when it is made, entered or not; this one from when it is entered. A
+    ``torch.cond`` is the branch that it takes.
     """
-    with torch.compiler.set_stance("force_eager") if DYNAMO in sys.modules else contextlib.nullcontext():
+    if DYNAMO not in sys.modules:
         yield
+        return
+    home, name = COND
+    compiled = getattr(home, name)
+    with torch.compiler.set_stance("force_eager"):
+        setattr(home, name, _branch)
+        try:
+            yield
+        finally:
+            setattr(home, name, compiled)
+
+
+def _branch(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any) -> Any:
+    return (true_fn if pred else false_fn)(*operands)
 
 
 def _is_wrapper(module: nn.Module) -> bool:
