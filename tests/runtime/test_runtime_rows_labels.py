@@ -250,9 +250,8 @@ def test_what_a_module_makes_of_sizes_alone_gathers_nothing(monkeypatch, whole, 
         assert len(runs) > 16  # nothing is proven of it
         return
     assert bool(found.always) == (whole is not Angles)
-    assert (
-        len(runs) <= 18 or found.always
-    )  # one sees whether the module reads what it is given, two ask one row
+    # one sees whether the module reads what it is given, two ask one row
+    assert len(runs) <= 18 or found.always
 
 
 class Two(Tokens):
