@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import autopipe
-from autopipe.errors import InputError
+from autopipe.errors import StepError
 
 
 class Two(nn.Module):
@@ -164,7 +164,7 @@ def test_a_loss_fn_that_fails_on_a_single_row_is_told_what_to_do():
     x, y = torch.randn(4, 5), torch.ones(4)
     runtime = pipe_of(model, x, n_microbatches=4).runtime(loss_fn=loss_fn)
     with pytest.raises(
-        InputError, match=r"single row of the batch's 4 .*squeeze\(-1\), or pass n_microbatches=2"
+        StepError, match=r"single row of the batch's 4 .*squeeze\(-1\), or pass n_microbatches=2"
     ):
         runtime.step(x, target=y)
     assert torch.allclose(runtime.step(x, target=y, n_microbatches=2).loss, loss_fn(model(x), y))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
-from ...errors import AutopipeError, InputError
+from ...errors import AutopipeError, InputError, StepError
 from ...stages import own_loss
 from ...tracing.inputs.structure import flatten, unflatten
 from ..data.outputs import Outputs, weighted
@@ -114,7 +114,7 @@ class Loss:
         return loss
 
     def _made(self, loss_fn: Callable[[Any, Any], Tensor], output: Any, target: Any, m: int) -> Tensor:
-        """What it gives. Raises :class:`InputError` where it fails without a target, or on a single row."""
+        """What it gives. Raises :class:`InputError` where it fails without a target, tells of one row."""
         try:
             return loss_fn(output, target)
         except AutopipeError:
@@ -128,7 +128,7 @@ class Loss:
                 ) from error
             if self._rows[m] > 1 or len(self._rows) == 1:
                 raise
-            raise InputError(
+            raise StepError(
                 f"loss_fn failed on microbatch {m}, which is a single row of the batch's {sum(self._rows)} "
                 f"({told}); where it drops the axis of rows, as squeeze() does, name the axis, as in "
                 f"squeeze(-1), or pass n_microbatches={max(1, sum(self._rows) // 2)}"
