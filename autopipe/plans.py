@@ -10,12 +10,13 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from .arguments import brief
 from .costs import Degrees
 from .errors import InputError, PlanError
+from .graph import Op, OpGraph, ParameterSpec
 from .hardware import Cluster
 from .plandiff import PlanDiff, changed
 from .presets import Offload, Optimizer, Precision
@@ -41,7 +42,19 @@ from .schema import (
 from .shown import Shown
 from .units import parse_bytes
 
-__all__ = ["Boundary", "Bounds", "Candidate", "Plan", "PlanDiff", "StagePlan", "Tie", "check_plan"]
+__all__ = [
+    "Boundary",
+    "Bounds",
+    "Candidate",
+    "Plan",
+    "PlanDiff",
+    "StagePlan",
+    "Tie",
+    "check_between",
+    "check_plan",
+    "crossing",
+    "shared",
+]
 
 VERSION = 2
 
@@ -264,6 +277,62 @@ def check_plan(plan: Any) -> None:
     _check_kind("plan", plan)
     for path, fault in _faults(plan):
         raise PlanError(f"the plan contradicts itself: its {path} {fault}; plan again, or change both")
+
+
+def check_between(plan: Plan, graph: OpGraph) -> None:
+    """Raise :class:`PlanError` where what crosses or is tied is not what its stages and the graph make so.
+
+    As in a plan whose stages were edited by hand. Linear in ops and edges.
+    """
+    crosses = crossing(graph, plan.stages_of, plan.n_stages)
+    ties = shared(graph, (s.ops for s in plan.stages))
+    for what, said, made in (
+        (
+            "boundaries",
+            {b.value: (b.source, tuple(sorted(b.destinations))) for b in plan.boundaries},
+            {op.name: (min(plan.stages_of[op.name]), there) for op, there in crosses},
+        ),
+        (
+            "ties",
+            {t.parameter: (tuple(sorted(t.stages)), t.names) for t in plan.ties},
+            {p.name: (stages, p.names) for p, stages in ties},
+        ),
+    ):
+        if said != made:
+            name = next(name for name in {**made, **said} if said.get(name) != made.get(name))
+            words = [f"{name!r} as {rows[name]}" if name in rows else "nothing" for rows in (said, made)]
+            raise PlanError(
+                f"the plan's {what} have {words[0]}, and its stages make that {words[1]} for this "
+                f"{graph.model}; plan again, or change both"
+            )
+
+
+def crossing(
+    graph: OpGraph, stages_of: Mapping[str, Collection[int]], n_stages: int
+) -> Iterator[tuple[Op, tuple[int, ...]]]:
+    """Ops whose values are sent, and where: to stages with an op that takes them and none that makes them.
+
+    What no stage computes, as the model's outputs, is in the last.
+    """
+    last = (n_stages - 1,)
+    for op in graph.compute:
+        takers = {s for taker in graph.consumers[op.name] for s in stages_of.get(taker, last)}
+        there = takers.difference(stages_of[op.name])
+        if there:
+            yield op, tuple(sorted(there))
+
+
+def shared(graph: OpGraph, ops: Iterable[Sequence[str]]) -> Iterator[tuple[ParameterSpec, tuple[int, ...]]]:
+    """Parameters that are trained and used by several stages or known by several names, and their stages."""
+    users: dict[str, set[int]] = {}
+    for s, held in enumerate(ops):
+        for op in held:
+            for name in graph.by_name[op].parameters:
+                users.setdefault(graph.parameter[name].name, set()).add(s)
+    for name, stages in users.items():
+        p = graph.parameter[name]
+        if p.requires_grad and (len(stages) > 1 or len(p.names) > 1):
+            yield p, tuple(sorted(stages))
 
 
 def _check_kind(name: str, value: Any) -> None:

@@ -15,7 +15,7 @@ from .. import measure
 from ..arguments import brief, whole
 from ..costs import CostTable
 from ..errors import InputError
-from ..plans import Plan, check_plan
+from ..plans import Plan, check_between, check_plan
 from ..runtime.weights.stale import shapes_of
 from ..simulator import Timeline
 from ..simulator import simulate as _simulate
@@ -156,7 +156,8 @@ def split(
     ModelError: the model refuses the example inputs; its own error is the cause.
     CaptureError: the model cannot be recorded; says file and line.
     InfeasibleError: no plan meets the limits; says the smallest change that would.
-    PlanError: a given plan is for another graph, or ranks disagree on the model.
+    PlanError: a given plan is for another graph, says that other values cross or are tied than its stages
+        make so, or ranks disagree on the model.
 
     Example
     -------
@@ -175,7 +176,9 @@ def split(
         given = plan if isinstance(plan, Plan) else Plan.from_json(plan)
         _check_decided(given, n_stages, options)
         captured = captured_for(given, model, args, kwargs, checked(options), stall_limit_s)
-        return Pipe(captured, given)
+        pipe = Pipe(captured, given)
+        check_between(given, captured.ops)
+        return pipe
     options = _checked("split", {**options, "n_stages": n_stages})
     planned = make_plan(model, args=args, kwargs=kwargs, stall_limit_s=stall_limit_s, **options)
     return Pipe(planned.capture, planned.plan, planned.costs)

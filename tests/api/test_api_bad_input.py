@@ -1,5 +1,6 @@
 """Bad input: the fact, the place and the remedy, on every rank, and nothing hangs."""
 
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -11,7 +12,7 @@ from processes import run_ranks
 from torch import nn
 
 import autopipe
-from autopipe.errors import InfeasibleError, InputError, ModelError, StoreError
+from autopipe.errors import InfeasibleError, InputError, ModelError, PlanError, StoreError
 
 
 def mlp() -> nn.Module:
@@ -91,6 +92,67 @@ def test_a_given_plan_takes_no_other_decisions():
         autopipe.split(mlp(), 3, (x,), plan=plan)
     with pytest.raises(InputError, match="memory_limit would be ignored"):
         autopipe.split(mlp(), 2, (x,), plan=plan, memory_limit="1GB")
+
+
+class Tied(nn.Module):
+    """Embedding and head share a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids):
+        first = self.first(self.embedding(ids))
+        return self.head(self.second(first) + first)
+
+
+EDITS = {
+    "a value left out": lambda plan: {"boundaries": plan.boundaries[1:]},
+    "all values left out": lambda plan: {"boundaries": ()},
+    "another stage": lambda plan: {"boundaries": edited(plan.boundaries, "embedding", destinations=(2,))},
+    "a stage too many": lambda plan: {
+        "boundaries": edited(plan.boundaries, "embedding", destinations=(1, 2))
+    },
+    "an op moved alone": lambda plan: {"stages": moved(plan.stages, "second", 1)},
+    "ties left out": lambda plan: {"ties": ()},
+    "a tie's stages": lambda plan: {"ties": edited(plan.ties, "embedding.weight", stages=(0,))},
+    "a tie's names": lambda plan: {
+        "ties": edited(plan.ties, "embedding.weight", names=("embedding.weight", "second.weight"))
+    },
+    "a tie too many": lambda plan: {
+        "ties": (*plan.ties, dataclasses.replace(plan.ties[0], parameter="x", names=("x",)))
+    },
+}
+
+
+def edited(rows, name, **changes):
+    is_it = [name in (getattr(row, "value", None), getattr(row, "parameter", None)) for row in rows]
+    assert any(is_it)
+    return tuple(dataclasses.replace(r, **changes) if it else r for r, it in zip(rows, is_it, strict=True))
+
+
+def moved(stages, op, to):
+    return tuple(
+        dataclasses.replace(s, ops=(*s.ops, op) if s.index == to else tuple(o for o in s.ops if o != op))
+        for s in stages
+    )
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_given_plan_that_says_other_boundaries_or_ties_than_its_stages_have(edit):
+    model, x = Tied(), torch.arange(8).view(4, 2)
+    plan = autopipe.plan(
+        model, 3, (x,), costs="estimated", pin={"embedding": 0, "first": 1, "second": 2, "head": 2}
+    )
+    autopipe.split(model, args=(x,), plan=plan)
+    changed = EDITS[edit](plan)
+    what = "ties" if "ties" in changed else "boundaries"
+    with pytest.raises(
+        PlanError, match=rf"the plan's {what} have .*, and its stages make that .* plan again"
+    ):
+        autopipe.split(model, args=(x,), plan=dataclasses.replace(plan, **changed))
 
 
 def test_the_demo_says_how_to_start_it():

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 from ...costs import OpCost
-from ...plans import Boundary, StagePlan, Tie
+from ...plans import Boundary, StagePlan, Tie, crossing, shared
 from ..definition.problem import Problem, StageLoad
 from .source import Source
 
@@ -70,7 +71,7 @@ def lay_out(source: Source, problem: Problem, stage_of: Sequence[int], loads: Se
         )
     return Layout(
         tuple(stages_out),
-        _boundaries(source, home, placed),
+        _boundaries(source, placed, len(loads)),
         _ties(source, ops, [s.rank for s in problem.stages]),
     )
 
@@ -104,35 +105,19 @@ def _parts(cost: OpCost, training: bool) -> tuple[float, float]:
     return cost.backward_s * share, cost.backward_s * (1 - share)
 
 
-def _boundaries(source: Source, home: dict[str, int], placed: dict[str, set[int]]) -> tuple[Boundary, ...]:
-    """What each stage sends: a value goes where an op takes it that is not beside one that makes it."""
-    graph, out = source.graph, []
-    for op in graph.compute:
-        if op.name not in home:
-            continue
-        takers = set().union(*(placed[c] for c in graph.consumers[op.name]))
-        there = tuple(sorted(takers - placed[op.name]))
-        if there:
-            n_bytes = source.sizes[op.name]
-            flows = op.requires_grad and source.settings.training
-            out.append(Boundary(op.name, home[op.name], there, n_bytes, flows))
-    return tuple(out)
+def _boundaries(source: Source, placed: dict[str, set[int]], n_stages: int) -> tuple[Boundary, ...]:
+    training = source.settings.training
+    return tuple(
+        Boundary(op.name, min(placed[op.name]), there, source.sizes[op.name], op.requires_grad and training)
+        for op, there in crossing(source.graph, placed, n_stages)
+    )
 
 
 def _ties(source: Source, ops: Sequence[Sequence[str]], placement: Sequence[int]) -> tuple[Tie, ...]:
-    graph, training = source.graph, source.settings.training
-    users: dict[str, set[int]] = {}
-    for s, held in enumerate(ops):
-        for op in held:
-            for name in graph.by_name[op].parameters:
-                users.setdefault(graph.parameter[name].name, set()).add(s)
     out = []
-    for name, stages in users.items():
-        p = graph.parameter[name]
-        if not p.requires_grad or (len(stages) < 2 and len(p.names) < 2):
-            continue
+    for p, stages in shared(source.graph, ops):
         ranks = {placement[s] for s in stages}
-        seconds = source.cluster.all_reduce_s(p.bytes, ranks) if training else 0.0
-        mode = "sync" if len(ranks) > 1 else "colocate"
-        out.append(Tie(name, p.names, tuple(sorted(stages)), p.bytes, mode, seconds))  # type: ignore[arg-type]
+        seconds = source.cluster.all_reduce_s(p.bytes, ranks) if source.settings.training else 0.0
+        mode: Literal["sync", "colocate"] = "sync" if len(ranks) > 1 else "colocate"
+        out.append(Tie(p.name, p.names, stages, p.bytes, mode, seconds))
     return tuple(out)
