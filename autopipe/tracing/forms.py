@@ -85,7 +85,7 @@ class CaptureForms:
         self.proofs = Proofs(session.model, session.kind)
         self.functions: dict[Any, None] = {}
         self.explorers: list[Explorer] = []
-        self.pairs = FormPairs(session.model, session.device)
+        self.pairs = FormPairs(session.code, session.device)
         self._made: dict[int, Form] = {}
         everything = _each(r for records in recorded.values() for r in records)
         self.constants = modes.share_constants(everything)

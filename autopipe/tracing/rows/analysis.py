@@ -51,15 +51,15 @@ def with_rows_of_the_example(
     dims, given = apart(variation.dims, given)
     loose = dataclasses.replace(variation, dims=dims)
     dim, told = batch_dim(dims), (forms, given, dims, variation.shapes, session.device)
-    own = None if dim is None else OwnBackwards(session.model, dim, variation.shapes)
-    found = known.mixing if known else mixing(session.model, *told, session.start, own, takes=takes)
-    asked = session.model, forms[True], given, loose, session.device, session.start
+    own = None if dim is None else OwnBackwards(session.code, dim, variation.shapes)
+    found = known.mixing if known else mixing(session.code, *told, session.start, own, takes=takes)
+    asked = session.code, forms[True], given, loose, session.device, session.start
     if not (known or found.always):
         written = () if found.training else by_call(*asked)
         found = dataclasses.replace(found, by_call=written, carried=carried_by(*asked))
 
     def tail_from(names: Collection[str]) -> Tail:
-        tail = find_tail(session.model, *told, session.start, found, names, takes=takes)
+        tail = find_tail(session.code, *told, session.start, found, names, takes=takes)
         if tail.ops and _held_back_ahead(session, forms[False], given, variation, tail):
             return Tail(obstacle="gradients ahead of what follows hang on all rows")
         return tail
@@ -102,7 +102,7 @@ def _held_back_ahead(
 ) -> bool:
     """Whether what a tail takes has gradients that mix rows; not so where noise is drawn, or none is run."""
     dim = batch_dim(variation.dims)
-    if dim is None or not holds_back(session.model, form) or any(c.is_random for c in form.calls):
+    if dim is None or not holds_back(session.code, form) or any(c.is_random for c in form.calls):
         return False
     more = [2] if variation.takes_rows(2) and variation.takes_rows(4) else []
     inside = [c for c in form.calls if c.name in tail.ops or c.op == "output"]
@@ -133,7 +133,7 @@ def _in_backward(
     run = rows_of(session.model, form, given, dim, device, start, alone=alone)
     more = variation.takes_rows(3 if alone else dim.example + 1)
     try:
-        return mixed_in_backward(session.model, form, run, own, tail.ops, takes_more=more)
+        return mixed_in_backward(form, run, own, tail.ops, takes_more=more)
     except Exception as error:  # any Python of the model, on rows it may not take
         _logger.debug("backwards could not be told apart: %s", error)
         return {}
@@ -156,15 +156,15 @@ def with_rows(
     known, tail, mixed = first.mixing, first.tail, Mixing()
     dims, given = apart(variation.dims, given)
     loose, dim = dataclasses.replace(variation, dims=dims), batch_dim(dims)
-    own = None if dim is None else OwnBackwards(session.model, dim, variation.shapes)
+    own = None if dim is None else OwnBackwards(session.code, dim, variation.shapes)
     if not known.always:
         told, takes = (given, dims, variation.shapes, session.device), variation.takes_rows
         if is_shared:
-            found = mixing(session.model, {False: form, True: form}, *told, session.start, own, takes=takes)
+            found = mixing(session.code, {False: form, True: form}, *told, session.start, own, takes=takes)
             mixed = Mixing(found.always, found.training)
         else:
             start = functools.partial(_without_mode, functools.partial(session.start, form.training))
-            said = mixing(session.model, {False: form}, *told, start, takes=takes).always
+            said = mixing(session.code, {False: form}, *told, start, takes=takes).always
             in_training = said if form.training and known.training else ""
             mixed = Mixing("" if in_training else said, in_training)
     if own is not None and not mixed.always and (tail.ops or not known.always):

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
@@ -21,8 +21,7 @@ from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
-from .by_mode import is_own
-from .own_code import names_within
+from ..code.own_code import OwnCode
 from .results import ALLOWED, EQUAL, Rows, axes, is_close
 
 __all__ = ["OwnBackwards", "mixed_in_backward"]
@@ -41,8 +40,8 @@ class OwnBackwards:
     ``is_whole``: all calls were shown.
     """
 
-    def __init__(self, model: nn.Module, dim: Dim, shapes: _Shapes) -> None:
-        self._model, self._dim, self._shapes = model, dim, shapes
+    def __init__(self, code: OwnCode, dim: Dim, shapes: _Shapes) -> None:
+        self.code, self._dim, self._shapes = code, dim, shapes
         self._seen: set[Node] = set()
         self.found: list[_Made] = []
         self.without_rows: list[_Made] = []
@@ -56,7 +55,7 @@ class OwnBackwards:
                 (c, 0, axis) for c in call.inputs for axis in axes(c, 0, self._dim, self._shapes)[:1]
             ]
             return
-        is_hooked = _is_hooked(self._model, call)
+        is_hooked = _is_hooked(self.code, call)
         for i, tensor in enumerate(tensors(value)):
             if any(map(_is_odd, _nodes_above(tensor.grad_fn, self._seen))) or is_hooked:
                 places = axes(call, i, self._dim, self._shapes)[:1]
@@ -69,7 +68,6 @@ class OwnBackwards:
 
 
 def mixed_in_backward(
-    model: nn.Module,
     form: Recording,
     run: Rows,
     own: OwnBackwards,
@@ -86,9 +84,9 @@ def mixed_in_backward(
     has no rows, as a loss, gets a part of its gradient from each microbatch: it is to hand on that part.
     """
     found: dict[str, str] = {}
-    if not (own.is_whole or _may_mix(model, form)):
+    if not (own.is_whole or _may_mix(own.code, form)):
         return found
-    weights = [p for p in model.parameters() if p.requires_grad]
+    weights = [p for p in own.code.model.parameters() if p.requires_grad]
     with torch.enable_grad():
         if not own.is_whole:
             run("ab", own.look)
@@ -105,27 +103,27 @@ def mixed_in_backward(
     return found
 
 
-def _may_mix(model: nn.Module, form: Recording) -> bool:
+def _may_mix(code: OwnCode, form: Recording) -> bool:
     """Whether some call may have a backward of its own, or one that goes by the whole batch."""
-    if any(getattr(module, _BY_FREQUENCY, False) for module in model.modules()):
+    if any(getattr(module, _BY_FREQUENCY, False) for module in code.model.modules()):
         return True
     may_be_own = any(not f.__module__.startswith("torch.") for f in _functions(torch.autograd.Function))
     return any(
         call.kwargs.get(_BY_FREQUENCY)
         or call.hint in _HOOKS
-        or _is_hooked(model, call)
-        or (may_be_own and is_own(model, call))
+        or _is_hooked(code, call)
+        or (may_be_own and code.is_own(call))
         for call in form.calls
     )
 
 
-def _is_hooked(model: nn.Module, call: Call) -> bool:
+def _is_hooked(code: OwnCode, call: Call) -> bool:
     """Whether code within a call may hook on gradients of what it computes."""
     if call.op == "call_module":
-        inside = model.get_submodule(str(call.target)).modules()
+        inside = code.model.get_submodule(str(call.target)).modules()
         if any(m._backward_hooks or m._backward_pre_hooks for m in inside):
             return True
-    return is_own(model, call) and not _HOOKS.isdisjoint(names_within(model, call))
+    return code.is_own(call) and not _HOOKS.isdisjoint(code.names(call))
 
 
 def _functions(kind: type) -> Iterator[type]:

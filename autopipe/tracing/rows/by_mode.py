@@ -13,22 +13,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..calls.call import Call, Recording
 from ..calls.functions import tensors
-from ..calls.named import is_code
+from ..code.own_code import OwnCode
 from ..state.example_data import close_to
 from .noise import EvenNoise
 from .results import Rows
 
-__all__ = ["is_other_in_training", "is_own"]
+__all__ = ["is_other_in_training"]
 
 _logger = logging.getLogger("autopipe")
 
 
 def is_other_in_training(
-    model: nn.Module,
+    code: OwnCode,
     form: Recording,
     run_in: Callable[[bool], Rows],
     device: torch.device,
@@ -39,7 +39,7 @@ def is_other_in_training(
     Two runs of a form that serves both modes, on the same rows: ``run_in`` gives what runs it in a mode. In
     training dropout leaves out nothing, and ``look`` is shown each call with its value and what that came of.
     """
-    places = [i for i, call in enumerate(form.calls) if is_own(model, call)]
+    places = [i for i, call in enumerate(form.calls) if code.is_own(call)]
     if not places:
         return False
     asked = {id(form.calls[i]) for i in places}
@@ -69,14 +69,3 @@ def is_other_in_training(
         _logger.debug("the modes could not be told apart: %s", error)
         return True
     return is_other or (isinstance(noise, EvenNoise) and not noise.is_dropout)
-
-
-def is_own(model: nn.Module, call: Call) -> bool:
-    """Whether a call runs a function that stays whole, or a module with one inside that is no layer of torch.
-
-    Layers of torch say themselves what they do by mode.
-    """
-    if call.op != "call_module":
-        return is_code(call.target)
-    inside = model.get_submodule(call.target).modules()
-    return any(not type(m).__module__.startswith("torch.nn.") for m in inside)

@@ -16,8 +16,7 @@ from ...graph import Dim
 from ..calls.call import Call, Depends, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import plain_name, tensors
-from .by_mode import is_own
-from .own_code import names_within
+from ..code.own_code import OwnCode
 from .results import ALLOWED, Rows, axes, is_close, is_number
 
 __all__ = ["gradient_of", "holds_back", "mixed_in_gradients"]
@@ -29,12 +28,12 @@ _HOLDS_BACK = frozenset({
 """What gives values that gradients do not pass."""
 
 
-def holds_back(model: nn.Module, form: Recording) -> bool:
+def holds_back(code: OwnCode, form: Recording) -> bool:
     """Whether some call may take what gradients are not to pass, of values that inputs make."""
     return any(
         (call.op != "call_module" and plain_name(call) in _HOLDS_BACK)
         or (call.region is not None and call.region.grad is False)
-        or (is_own(model, call) and not _HOLDS_BACK.isdisjoint(names_within(model, call)))
+        or (code.is_own(call) and not _HOLDS_BACK.isdisjoint(code.names(call)))
         for call in form.calls
         if call.depends & Depends.INPUT and call.op not in ("placeholder", "get_attr", "output")
     )

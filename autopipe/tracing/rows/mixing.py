@@ -23,6 +23,7 @@ from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.labels import can_be_counted, label_options
+from ..code.own_code import OwnCode
 from ..sizes.rerun import replay
 from ..sizes.variation import Mixing
 from ..state.state import seed
@@ -46,7 +47,7 @@ _Look = Callable[[Call, Any], Any]
 
 @torch.no_grad()
 def mixing(
-    model: nn.Module,
+    code: OwnCode,
     forms: Mapping[bool, Recording],
     given: Mapping[str, Tensor],
     dims: Sequence[Dim],
@@ -66,12 +67,12 @@ def mixing(
     how rows weigh. Where the graph does not run on rows in other places, it is run on pieces of the batch.
     Nothing is found on the meta device.
     """
-    dim = batch_dim(dims)
+    dim, model = batch_dim(dims), code.model
     if dim is None or dim.packed or device.type == "meta":
         return Mixing()
     found: dict[bool, str] = {}
     sums: list[bool] = []
-    elsewhere, own = False, own or OwnBackwards(model, dim, shapes)
+    elsewhere, own = False, own or OwnBackwards(code, dim, shapes)
     for training in sorted(forms):
         form = forms[training]
         if training and (
@@ -113,7 +114,7 @@ def mixing(
                 found[training] = if_told(by_class_weights, *told)
             if seen is not None and not found[training]:
                 run = functools.partial(rows_of, *told)
-                asked = Asked(*told, shapes, results, run, seen, is_sure, takes)
+                asked = Asked(code, *told[1:], shapes, results, run, seen, is_sure, takes)
                 found[training], elsewhere = first_found(asked)
     is_sum = bool(sums) and all(sums) and not found[False]
     return Mixing(found[False], found.get(True, ""), sums=is_sum, is_asked=bool(sums), elsewhere=elsewhere)
@@ -203,7 +204,7 @@ def _may_mix_in_training(
     def run_in(training: bool) -> Rows:
         return rows_of(model, form, given, dim, device, functools.partial(start, training), alone=takes(2))
 
-    is_other = is_other_in_training(model, form, run_in, device, own.look)
+    is_other = is_other_in_training(own.code, form, run_in, device, own.look)
     own.is_whole &= not is_other
     own.end()
     return is_other

@@ -23,6 +23,7 @@ from ...graph import Dim, batch_dim
 from ..calls.call import Call, Depends, Recording
 from ..calls.describe import expression
 from ..calls.labels import label_options
+from ..code.own_code import OwnCode
 from ..sizes.other_masks import witnesses
 from ..sizes.rerun import replay
 from ..sizes.variation import Variation
@@ -65,8 +66,8 @@ class FormPairs:
         else than the first of rows that ask for the first; empty where it does not.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._model, self._device = model, device
+    def __init__(self, code: OwnCode, device: torch.device) -> None:
+        self._code, self._model, self._device = code, code.model, device
         self._known: dict[int, _AskedFor] = {}
         self.said: dict[tuple[int, int], str] = {}
 
@@ -101,7 +102,7 @@ class FormPairs:
         code holds gradients back, those as well.
         """
         new, others = self._known[id(form)], [self._known[id(other)] for other in beside]
-        has_gradients = any(holds_back(self._model, each) for each in (form, *beside))
+        has_gradients = any(holds_back(self._code, each) for each in (form, *beside))
         held = {id(batch) for each in (new, *others) for batch in each.batches}
         kept: dict[tuple[int, int], _Made] = {}
 

@@ -19,12 +19,12 @@ from ...graph import Dim, batch_dim
 from ..calls.call import Call, Recording
 from ..calls.functions import tensors
 from ..code.leaves import is_atomic
+from ..code.own_code import OwnCode
 from ..sizes.guards import broken
 from ..sizes.rerun import buffers_written, replay
 from ..sizes.variation import Variation
 from ..state.example_data import close_to
 from ..state.state import seed
-from .own_code import names_within
 from .results import EQUAL, SLIGHT, is_close
 
 __all__ = ["by_call", "carried_by", "carriers"]
@@ -34,7 +34,7 @@ _logger = logging.getLogger("autopipe")
 
 @torch.no_grad()
 def by_call(
-    model: nn.Module,
+    code: OwnCode,
     form: Recording,
     given: Mapping[str, Tensor],
     variation: Variation,
@@ -47,11 +47,11 @@ def by_call(
     Weights that it writes behind torch's back are among them. Nothing is found on the meta device, nor where
     the form is not right for twice the rows of ``given``, which ``variation`` tells.
     """
-    dim = batch_dim(variation.dims)
+    dim, model = batch_dim(variation.dims), code.model
     if dim is None or dim.packed or device.type == "meta":
         return ()
     # what a layer that stays whole keeps for its next call is written, too
-    writing = [c for c in form.calls if _may_write(model, c)]
+    writing = [c for c in form.calls if _may_write(code, c)]
     if not (form.keeps or writing or buffers_written(model, [form])):
         return ()
     weights = [*_weights_of(model, writing)]
@@ -82,21 +82,23 @@ def by_call(
     return tuple(name for name in at_once if name not in alike)
 
 
-def carriers(model: nn.Module, form: Recording) -> frozenset[str]:
+def carriers(code: OwnCode, form: Recording) -> frozenset[str]:
     """The calls, by name, that may carry something from one run of a form to the next.
 
     These touch a buffer or tensor of the model's that the form writes, or are of code kept whole that keeps
     something or may write to its weights. Torch's own layers without hooks are none: what they write in
     training, as batch norm does, they do not read.
     """
-    own = [c for c in form.calls if c.op != "call_module" or not _is_plain(model.get_submodule(c.target))]
+    own = [
+        c for c in form.calls if c.op != "call_module" or not _is_plain(code.model.get_submodule(c.target))
+    ]
     written = frozenset[int]().union(*(c.writes for c in own))
     held = (c.storages for c in form.calls if c.op == "get_attr")
     state = written & frozenset[int]().union(*held)
 
     def may_carry(call: Call) -> bool:
         is_leaf = call.op == "call_module" and bool(call.mutated or call.keeps or call.path in form.begun)
-        is_leaf = is_leaf or _may_write(model, call)
+        is_leaf = is_leaf or _may_write(code, call)
         return is_leaf or bool((call.storages | call.reads | call.writes) & state)
 
     return frozenset(c.name for c in own if c.op not in ("get_attr", "output") and may_carry(c))
@@ -108,12 +110,11 @@ def _weights_of(model: nn.Module, calls: Sequence[Call]) -> Iterator[str]:
         yield from (f"{path}.{n}".lstrip(".") for n, _ in model.get_submodule(path).named_parameters())
 
 
-def _may_write(model: nn.Module, call: Call) -> bool:
+def _may_write(code: OwnCode, call: Call) -> bool:
     """Whether code of a layer that stays whole, or its hooks', names what writes: ``data``, or in place."""
     if call.op != "call_module":
         return False
-    names = names_within(model, call)
-    return any(n == "data" or (n.endswith("_") and not n.startswith("_")) for n in names)
+    return any(n == "data" or (n.endswith("_") and not n.startswith("_")) for n in code.names(call))
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -122,7 +123,7 @@ def _is_plain(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def carried_by(
-    model: nn.Module,
+    code: OwnCode,
     form: Recording,
     given: Mapping[str, Tensor],
     variation: Variation,
@@ -133,8 +134,8 @@ def carried_by(
 
     Two runs, where the form has ``carriers``: what a batch gives is to be the same behind another.
     """
-    dim = batch_dim(variation.dims)
-    found = carriers(model, form)
+    dim, model = batch_dim(variation.dims), code.model
+    found = carriers(code, form)
     if dim is None or dim.packed or device.type == "meta" or not found:
         return ""
     other = _other_rows(given, dim)

@@ -12,13 +12,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, device, dtype, nn
+from torch import Tensor, device, dtype
 
 from ...graph import Dim
 from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
+from ..code.own_code import OwnCode
 from .class_weights import by_class_weights
 from .data_dependent import Reading, Turn, Turned, Watch, alike, numbers_apart, reading, scales
 from .held_back import holds_back, mixed_in_gradients
@@ -47,7 +48,7 @@ class Asked:
         takes: whether the form is right for so many rows.
     """
 
-    model: nn.Module
+    code: OwnCode
     form: Recording
     given: Mapping[str, Tensor]
     dim: Dim
@@ -72,7 +73,7 @@ def first_found(asked: Asked) -> tuple[str, bool]:
 def _questions(asked: Asked) -> Iterator[tuple[Callable[[], str], bool]]:
     """What to ask, each with whether it is of other values than the example's."""
     given, dim, shapes, results, is_sure = asked.given, asked.dim, asked.shapes, asked.results, asked.is_sure
-    model, form = asked.model, asked.form
+    form, model = asked.form, asked.code.model
     mixed_among = functools.partial(_of_others, results, alone=is_sure, dim=dim, shapes=shapes)
     few = None if is_sure else next((n for n in range(2, _MANY + 1) if asked.takes(2 * n)), None)
     if few is not None:
@@ -82,7 +83,7 @@ def _questions(asked: Asked) -> Iterator[tuple[Callable[[], str], bool]]:
             False,
         )
     is_more, watch = is_sure and asked.takes(2 * _MANY), Watch(model, form)
-    in_gradients = functools.partial(_in_gradients, asked) if holds_back(model, form) else None
+    in_gradients = functools.partial(_in_gradients, asked) if holds_back(asked.code, form) else None
     if in_gradients is not None:
         yield functools.partial(in_gradients, [_MANY] if is_more else ()), False
     others = of_other_weights(given, dim), told_otherwise(given, dim), unlike(model, form, given, dim, shapes)
@@ -125,13 +126,13 @@ def _in_gradients(asked: Asked, more: Sequence[int] = ()) -> str:
         return ""
     made = [c for c in asked.form.calls[-1].args[0] if isinstance(c, Call)]
     run, shares = asked.run(alone=asked.is_sure), asked.seen.known_shares()
-    return mixed_in_gradients(asked.model, run, made, shares, asked.dim, asked.shapes, more)
+    return mixed_in_gradients(asked.code.model, run, made, shares, asked.dim, asked.shapes, more)
 
 
 def _numbers_of_rows(asked: Asked, watch: Watch) -> list[int]:
     """How many rows code may go by, more than many, from small to large."""
     beyond = watch.noted.beyond if watch.noted else ()
-    named = thresholds(asked.model, asked.form, 2 * _MANY)
+    named = thresholds(asked.code, asked.form, 2 * _MANY)
     return sorted({*named, *rows_to_try(beyond, 2 * _MANY)})
 
 

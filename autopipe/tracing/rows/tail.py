@@ -25,6 +25,7 @@ from ...units import Size
 from ..calls.call import Call, Recording, map_calls
 from ..calls.functions import tensors
 from ..calls.perform import run_call
+from ..code.own_code import OwnCode
 from ..inputs.layout import concatenated
 from ..inputs.structure import flatten, unflatten
 from ..sizes.dims import axis_of
@@ -66,7 +67,7 @@ def join(parts: Sequence[Any], axes: Sequence[int | None]) -> Any:
 
 
 def find_tail(
-    model: nn.Module,
+    code: OwnCode,
     forms: Mapping[bool, Recording],
     given: Mapping[str, Tensor],
     dims: Sequence[Dim],
@@ -85,7 +86,7 @@ def find_tail(
     Layers that keep statistics of batches (batch norm) belong to it if they come late in a model that mixes
     rows in evaluation too. Else they are left out, and each microbatch is a batch of its own there.
     """
-    dim = batch_dim(dims)
+    dim, model = batch_dim(dims), code.model
     if dim is None or found.points or not (found.always or found.training or found.carried or names):
         return Tail()
     if found.elsewhere:
@@ -112,7 +113,7 @@ def find_tail(
                     views[flag].append(view(flag, rows, of))
         return _tail(model, views, given, device, start, begun)
 
-    begun = frozenset(names) | (carriers(model, forms[True]) if found.carried else frozenset[str]())
+    begun = frozenset(names) | (carriers(code, forms[True]) if found.carried else frozenset[str]())
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

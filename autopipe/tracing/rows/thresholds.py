@@ -7,18 +7,18 @@ Running a form on more rows than that is left to ``mixing``.
 from __future__ import annotations
 
 import dis
+import functools
 import itertools
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..calls.call import Depends, Recording
+from ..code.own_code import OwnCode
 from ..inputs.contents import is_filled
-from .by_mode import is_own
-from .own_code import functions_within
 
 __all__ = ["places_beyond", "rows_to_try", "thresholds"]
 
@@ -27,14 +27,14 @@ _MOST = 256
 _PIECES = frozenset({"split", "unsafe_split", "chunk", "unsafe_chunk", "tensor_split"})
 
 
-def thresholds(model: nn.Module, form: Recording, least: int) -> list[int]:
+def thresholds(code: OwnCode, form: Recording, least: int) -> list[int]:
     """Whole numbers above ``least`` that the model's own code in calls compares with, from small to large.
 
     And those that calls are given which make tensors of sizes alone, as of the places of rows.
     """
     found: dict[types.CodeType | None, set[int]] = {None: {*_beside_places(form)}}
-    for call in (c for c in form.calls if is_own(model, c)):
-        for function, owner in functions_within(model, call):
+    for call in (c for c in form.calls if code.is_own(c)):
+        for function, owner in code.functions(call):
             if function.__code__ not in found:
                 found[function.__code__] = {*_compared(function, owner)}
     return sorted(n for n in set[int]().union(*found.values()) if least < n <= _MOST)
@@ -88,35 +88,43 @@ def rows_to_try(found: Iterable[tuple[int, int]], n_rows: int) -> set[int]:
 
 def _compared(function: types.FunctionType, owner: Any) -> Iterator[int]:
     """The whole numbers in lines of a function that compare: written there, or held by what these name."""
-    steps = [*dis.get_instructions(function)]
-    variables = _variables(function, steps)
+    comparing, constants = _comparing(function.__code__)
+    variables = _variables(function, constants) if comparing else {}
+    for step in comparing:
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            values = [getattr(owner, str(step.argval), None)]
+        elif step.opname == "LOAD_GLOBAL":
+            values = [function.__globals__.get(str(step.argval))]
+        elif step.opname == "LOAD_CONST":
+            values = [step.argval]
+        else:
+            values = variables.get(step.argval, []) if step.opname.startswith("LOAD_") else []
+        yield from (v for v in values if isinstance(v, int) and not isinstance(v, bool))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _comparing(code: types.CodeType) -> tuple[list[dis.Instruction], list[tuple[str, Any]]]:
+    """The steps of lines that compare, and the constants that variables are set to, behind their names."""
+    steps = [*dis.get_instructions(code)]
     lines: dict[int, list[dis.Instruction]] = {}
     for step in steps:
         lines.setdefault((step.positions and step.positions.lineno) or 0, []).append(step)
-    for line in lines.values():
-        for step in line if any(map(_is_order, line)) else ():
-            if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                values = [getattr(owner, str(step.argval), None)]
-            elif step.opname == "LOAD_GLOBAL":
-                values = [function.__globals__.get(str(step.argval))]
-            elif step.opname == "LOAD_CONST":
-                values = [step.argval]
-            else:
-                values = variables.get(step.argval, []) if step.opname.startswith("LOAD_") else []
-            yield from (v for v in values if isinstance(v, int) and not isinstance(v, bool))
+    comparing = [step for line in lines.values() if any(map(_is_order, line)) for step in line]
+    pairs = itertools.pairwise(steps) if comparing else ()
+    is_set = (p for p in pairs if p[0].opname == "LOAD_CONST" and p[1].opname.startswith("STORE_"))
+    return comparing, [(str(step.argval), constant.argval) for constant, step in is_set]
 
 
-def _variables(function: types.FunctionType, steps: Sequence[dis.Instruction]) -> dict[str, list[Any]]:
-    """What a function's variables hold, as far as it is written: defaults, constants, what is around it."""
+def _variables(function: types.FunctionType, constants: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
+    """What a function's variables hold, as far as it is written: defaults, ``constants``, what is around."""
     code = function.__code__
     arguments, defaults = code.co_varnames[: code.co_argcount], function.__defaults__ or ()
     given = dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
     cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
     given |= (function.__kwdefaults__ or {}) | {n: c.cell_contents for n, c in cells if is_filled(c)}
     held = {name: [value] for name, value in given.items()}
-    for constant, step in itertools.pairwise(steps):
-        if constant.opname == "LOAD_CONST" and step.opname.startswith("STORE_"):
-            held.setdefault(str(step.argval), []).append(constant.argval)
+    for name, value in constants:
+        held.setdefault(name, []).append(value)
     return held
 
 

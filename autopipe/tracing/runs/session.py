@@ -19,6 +19,7 @@ from ..calls.likeness import is_same, prune
 from ..calls.sharing import quiet
 from ..code import statements
 from ..code.leaves import Policy
+from ..code.own_code import OwnCode
 from ..code.restart import (
     CloseModule,
     FollowCasts,
@@ -66,6 +67,7 @@ class Session:
         self.model, self.args, self.kwargs, self.sizes_vary = model, args, kwargs, sizes_vary
         self.runs = Runs(model, args, kwargs, snapshot, sizes_vary=sizes_vary)
         self.device, self.start, self.kind = self.runs.device, self.runs.start, self.runs.kind
+        self.code = OwnCode(model)
         self.first_policy = policy
         self.attempt = Attempt(policy)
         self.notes: list[str] = []

@@ -1,0 +1,122 @@
+"""Functions of a model's own that a call may run: of code kept whole a recording shows nothing inside.
+
+What is looked for in them is left to ``rows``.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..calls.call import Call
+from ..calls.named import is_code
+from ..inputs.contents import is_filled
+from ..state.global_names import is_foreign
+
+__all__ = ["OwnCode"]
+
+
+class OwnCode:
+    """What calls run of a model's own, looked for once for each target: what modules hold is to stay."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._within = functools.cache(self._looked_for)
+        self._is_own = functools.cache(self._looks_own)
+        self._names = functools.cache(self._named)
+
+    def is_own(self, call: Call) -> bool:
+        """Whether a call runs a function that stays whole, or a module with one inside that is not torch's.
+
+        Layers of torch say themselves what they do by mode.
+        """
+        return self._is_own(call.op == "call_module", call.target)
+
+    def functions(self, call: Call) -> list[tuple[types.FunctionType, Any]]:
+        """Each function once, with the module that has it or nothing: what it holds, and what that names."""
+        held = self._within(call.op == "call_module", call.target)
+        return [(f, owner) for f, owner in held if isinstance(f, types.FunctionType)]
+
+    def names(self, call: Call) -> frozenset[str]:
+        """The names of globals and attributes that those ask for, and of the contexts that they run in."""
+        return self._names(call.op == "call_module", call.target)
+
+    def _looks_own(self, is_module: bool, target: Any) -> bool:
+        if not is_module:
+            return is_code(target)
+        inside = self.model.get_submodule(target).modules()
+        return any(not type(m).__module__.startswith("torch.nn.") for m in inside)
+
+    def _named(self, is_module: bool, target: Any) -> frozenset[str]:
+        held = [held for held, _ in self._within(is_module, target)]
+        names = (_names_in(f.__code__) for f in held if isinstance(f, types.FunctionType))
+        contexts = (type(f.__self__).__name__ for f in held if isinstance(f, types.MethodType))
+        return frozenset(contexts).union(*names)
+
+    def _looked_for(self, is_module: bool, target: Any) -> list[tuple[Any, Any]]:
+        inside = self.model.get_submodule(target).modules() if is_module else ()
+        todo: list[tuple[Any, Any]] = [(f, module) for module in inside for f in _held_by(module)]
+        return [*_made_of(todo if is_module else [(getattr(target, "function", target), None)])]
+
+
+def _made_of(todo: list[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    """What code is made of, each once, with the module that has it."""
+    seen: dict[int, Any] = {}
+    while todo:
+        held, owner = todo.pop()
+        if id(held) in seen:
+            continue
+        seen[id(held)] = held
+        yield held, owner
+        inner = [*_around(held), *(_named_by(held) if isinstance(held, types.FunctionType) else ())]
+        todo += [(each, owner) for each in inner if not _is_foreign(each)]
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    """The names of globals and attributes that code asks for, that within it as well."""
+    inner = (_names_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    return frozenset(code.co_names).union(*inner)
+
+
+def _held_by(module: nn.Module) -> Iterator[Any]:
+    """What code a module has for its calls, hooks among it, but for torch's own."""
+    yield from vars(module).values()
+    yield from (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    for base in type(module).__mro__:
+        if not is_foreign(base.__module__):
+            yield from (value for name, value in vars(base).items() if name != "__init__")
+
+
+def _around(held: Any) -> Iterator[Any]:
+    """What code something is around: a decorated function, a property, a class."""
+    if isinstance(held, types.FunctionType):
+        yield vars(held).get("__wrapped__")
+        yield from (c.cell_contents for c in held.__closure__ or () if is_filled(c))
+    elif isinstance(held, (staticmethod, classmethod, types.MethodType)):
+        yield held.__func__
+    elif isinstance(held, property):
+        yield from (held.fget, held.fset)
+    elif isinstance(held, (functools.partial, functools.partialmethod, functools.cached_property)):
+        yield held.func
+    elif isinstance(held, type) and issubclass(held, torch.autograd.Function):
+        yield from vars(held).values()
+
+
+def _named_by(function: types.FunctionType) -> Iterator[Any]:
+    """What a function names of its file, and of modules that it has there."""
+    names = _names_in(function.__code__)
+    for value in (function.__globals__.get(name) for name in names):
+        yield value
+        if isinstance(value, types.ModuleType) and not is_foreign(value.__name__):
+            yield from (vars(value).get(name) for name in names)
+
+
+def _is_foreign(value: Any) -> bool:
+    is_bound = isinstance(value, types.MethodType)  # as the context is that a decorator of torch's enters
+    return not is_bound and is_foreign(getattr(value, "__module__", None))
