@@ -14,6 +14,7 @@ import autopipe
 from autopipe.errors import InputError
 from autopipe.runtime import Runtime
 from autopipe.runtime.data.microbatch import Splitter
+from autopipe.runtime.stage import loss as stage_loss
 from autopipe.tracing.sizes.variation import Variation
 
 
@@ -511,8 +512,104 @@ def test_losses_that_are_random_or_want_one_microbatch_are_not_warned_of(caplog)
     with caplog.at_level(logging.WARNING, logger="autopipe"):
         Runtime(*made, loss_fn=only_small).step(x, target=y)
         Runtime(*made, loss_fn=lambda o, t: F.mse_loss(o, t + torch.randn(2))).step(x, target=y)
-    assert max(calls) == 5
+    assert max(calls) == 9
     assert not caplog.text
+
+
+class Running(nn.Module):
+    """A loss over its own running mean, written in place or set anew."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place = in_place
+        self.register_buffer("mean", torch.ones(()).double())
+
+    def forward(self, output, target):
+        loss = F.mse_loss(output, target)
+        mean = 0.9 * self.mean + 0.1 * loss.detach()
+        self.mean = self.mean.copy_(mean) if self.in_place else mean
+        return loss / mean
+
+
+class Noting(nn.Module):
+    """A mean over rows that keeps a count: of its calls, or of the rows it has seen."""
+
+    def __init__(self, counts_rows):
+        super().__init__()
+        self.counts_rows = counts_rows
+        self.register_buffer("n", torch.zeros((), dtype=torch.long))
+
+    def forward(self, output, target):
+        self.n += len(output) if self.counts_rows else 1
+        return F.mse_loss(output, target)
+
+
+def counting():
+    n = [0]
+
+    def loss_fn(output, target):
+        n[0] += 1
+        return F.mse_loss(output, target) * n[0]
+
+    return loss_fn
+
+
+def of_one(output, target):
+    return F.mse_loss(output.squeeze(), target.squeeze()) * (2 if len(output) == 1 else 1)
+
+
+def of_many(output, target):
+    return F.mse_loss(output, target) * (2 if len(output) > 6 else 1)
+
+
+def of_last(output, target):
+    """A mean over rows of three, and of fewer something else."""
+    return F.mse_loss(output, target) if len(output) > 2 else F.mse_loss(output, target).sqrt()
+
+
+@pytest.mark.parametrize("kept_bytes", [1 << 24, 0])
+@pytest.mark.parametrize(
+    ("make_loss", "n_microbatches", "says"),
+    [
+        (lambda: Running(in_place=True), 3, "which weigh up to"),
+        (lambda: Running(in_place=False), 3, "which weigh up to"),
+        (lambda: Noting(counts_rows=False), 3, "buffer n otherwise"),
+        (lambda: Noting(counts_rows=True), 3, ""),
+        (counting, 3, "before for the same"),
+        (lambda: of_one, 8, "which weigh up to"),
+        (lambda: of_last, 4, "which weigh up to"),
+        (lambda: of_last, 3, ""),
+        (lambda: F.smooth_l1_loss, 4, ""),
+    ],
+)
+def test_losses_that_go_by_calls_or_by_rows_are_warned_of(
+    make_loss, n_microbatches, says, kept_bytes, caplog, monkeypatch
+):
+    """And what a loss keeps is left as its own calls for microbatches leave it."""
+    monkeypatch.setattr(stage_loss, "KEPT_BYTES", kept_bytes)
+    _, x, made = small()
+    y, loss_fn, alone = torch.randn(9, 2, dtype=torch.float64), make_loss(), make_loss()
+    runtime = Runtime(*made, loss_fn=loss_fn, n_microbatches=n_microbatches)
+    with caplog.at_level(logging.WARNING, logger="autopipe"):
+        output = runtime.step(x, target=y, return_outputs=True).outputs
+    assert says in caplog.text
+    assert bool(says) == bool(caplog.text)
+    if isinstance(loss_fn, nn.Module):
+        for o, t in zip(output.tensor_split(n_microbatches), y.tensor_split(n_microbatches), strict=True):
+            alone(o, t)
+        torch.testing.assert_close(dict(loss_fn.named_buffers()), dict(alone.named_buffers()))
+
+
+def test_losses_are_asked_of_all_rows_and_of_each_new_cut(caplog):
+    _, x, made = small()
+    y = torch.randn(9, 2, dtype=torch.float64)
+    runtime = Runtime(*made, loss_fn=of_many)
+    with caplog.at_level(logging.WARNING, logger="autopipe"):
+        for _ in range(5):
+            runtime.step(x[:6], target=y[:6])
+        assert not caplog.text
+        runtime.step(x, target=y)  # at step 5, at which losses are not asked of but for what is new
+    assert "for all together, which weigh up to" in caplog.text
 
 
 def test_a_target_of_other_rows_is_refused():

@@ -110,6 +110,17 @@ class Batch:
         """The number of the form that microbatch ``m`` asks for."""
         return self.forms[m] if self.forms else 0
 
+    def part(self, start: int, stop: int) -> Batch:
+        """The microbatches from ``start`` to before ``stop``; the whole batch's values stay as they are."""
+        return dataclasses.replace(
+            self,
+            rows=self.rows[start:stop],
+            leaves={name: pieces[start:stop] for name, pieces in self.leaves.items()},
+            targets=self.targets[start:stop],
+            packed={name: sizes[start:stop] for name, sizes in self.packed.items()},
+            forms=self.forms[start:stop],
+        )
+
     def as_one(self, device: torch.device) -> Batch:
         """The batch in one piece, its target on ``device``."""
         move = functools.partial(_moved, device)

@@ -5,15 +5,15 @@ How much each microbatch weighs is left to ``weights``.
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
 from ...errors import AutopipeError, InputError, StepError
@@ -33,14 +33,20 @@ _logger = logging.getLogger(__name__)
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 HALF_TOLERANCE = 3e-2
+KEPT_BYTES = 1 << 24
+"""Outputs of all microbatches are kept to be asked about together where they take no more than this."""
+MOST_CUTS = 8
+"""So many ways to cut a batch in rows are asked about when they are met."""
 
 
 class Loss:
     """What a runtime trains on: the user's ``loss_fn(output, target)``, or the loss in the model's output.
 
     A ``loss_fn`` is any Python, so what it averages over cannot be read. Unless ``loss_weight`` says it, it
-    is asked at steps 0, 1, 2, 4, 8 and so on for the loss of the first two microbatches together; a warning
-    says when that is not what their own losses weigh up to, for then neither is the full batch's.
+    is asked at steps 0, 1, 2, 4, 8 and so on, and where a batch is cut otherwise than before, for the loss of
+    all microbatches together. Of large outputs for that of the first two and, where these have other rows, of
+    the last two. A warning says when that is not what their own losses weigh up to, or when it leaves other
+    buffers or another answer than one call of all would: then the full batch's differs.
 
     Attributes
     ----------
@@ -59,8 +65,11 @@ class Loss:
         self._weigher = weigher
         self._asks = options.loss_fn is not None and options.loss_weight is None
         self._seen: dict[int, tuple[tuple[Any, ...], Tensor]] = {}
+        self._held: dict[int, dict[str, Tensor]] = {}
+        self._spans: list[tuple[int, int]] = []
         self._step: StepInputs | None = None
         self._rows: tuple[int, ...] = ()
+        self._cuts: set[tuple[int, ...]] = set()
         self._n_steps = 0
         self._looks = False
 
@@ -70,14 +79,17 @@ class Loss:
         can_ask = self._asks and step.grad and step.batch.n_microbatches > 1
         # each look waits for the device, so there it ends with the warm-up
         is_due_now = is_due(self._n_steps) and (self._n_steps < 2 or self._device.type == "cpu")
+        is_due_now |= self._rows not in self._cuts and len(self._cuts) < MOST_CUTS
         self._step = step if can_ask and is_due_now else None
+        if self._step is not None:
+            self._cuts.add(self._rows)
         self._looks = self._loss_fn is not None and step.grad and is_due(self._n_steps)
         self._n_steps += step.grad
-        self._seen = {}
+        self._seen, self._held = {}, {}
 
     def end(self) -> None:
         """Drop what belongs to a step, wherever that ended."""
-        self._step, self._seen = None, {}
+        self._step, self._seen, self._held = None, {}, {}
 
     def __call__(self, outputs: tuple[Any, ...], target: Any, m: int) -> Tensor:
         """The loss of microbatch ``m``. Raises :class:`InputError` where there is none to train on."""
@@ -85,6 +97,8 @@ class Loss:
         looks = self._looks and torch.is_grad_enabled()  # not where a stage that recomputes only looks ahead
         ends = _ends(outputs) if looks else set()
         before = _gradients(ends) if looks else []
+        if self._step is not None:
+            self._get_ready(outputs, m)
         loss = own_loss(self._capture, outputs) if loss_fn is None else self._made(loss_fn, output, target, m)
         if before != (_gradients(ends) if looks else []):
             raise InputError(
@@ -107,11 +121,26 @@ class Loss:
             self._looks = False
             if self.trains is not None:
                 self._refuse_others(loss, ends)
-        if self._step is not None and m < 2:
-            self._seen[m] = tuple(x.detach() if isinstance(x, Tensor) else x for x in outputs), loss.detach()
-            if len(self._seen) == 2:
-                self._ask(self._step)
+        if self._step is not None:
+            self._keep(self._step, outputs, loss, m)
         return loss
+
+    def _get_ready(self, outputs: Iterable[Any], m: int) -> None:
+        """Choose what to ask for together, and keep what ``loss_fn`` holds ahead of the first of these."""
+        if m == 0:
+            n, n_bytes = len(self._rows), sum(x.nbytes for x in outputs if isinstance(x, Tensor))
+            pairs = [(0, 2), (n - 2, n)] if self._rows[-1] not in self._rows[:2] else [(0, 2)]
+            self._spans = [(0, n)] if n * n_bytes <= KEPT_BYTES else pairs
+        if any(m == first for first, _ in self._spans):
+            self._held[m] = {name: b.detach().clone() for name, b in _buffers(self._loss_fn).items()}
+
+    def _keep(self, step: StepInputs, outputs: Iterable[Any], loss: Tensor, m: int) -> None:
+        """Keep what is asked for together, and ask once all of it is there."""
+        if any(m in range(*span) for span in self._spans):
+            self._seen[m] = tuple(x.detach() if isinstance(x, Tensor) else x for x in outputs), loss.detach()
+        for span in [s for s in self._spans if all(i in self._seen for i in range(*s))]:
+            self._spans.remove(span)
+            self._ask(step, *span)
 
     def _made(self, loss_fn: Callable[[Any, Any], Tensor], output: Any, target: Any, m: int) -> Tensor:
         """What it gives. Raises :class:`InputError` where it fails without a target, tells of one row."""
@@ -149,42 +178,50 @@ class Loss:
             )
 
     @torch.no_grad()
-    def _ask(self, step: StepInputs) -> None:
-        """Warn where the loss of two microbatches together is not what their losses weigh up to."""
-        assert self._loss_fn is not None
-        (first, loss), (second, other) = self._seen[0], self._seen[1]
-        pair = dataclasses.replace(step.batch, rows=step.batch.rows[:2])
-        weights, targets = step.weights[:2], step.batch.targets
-        self._step, self._seen = None, {}
+    def _ask(self, step: StepInputs, start: int, stop: int) -> None:
+        """Warn where the loss of some microbatches together is not what their losses weigh up to."""
+        batch, weights = step.batch.part(start, stop), step.weights[start:stop]
+        outputs, losses = zip(*(self._seen[m] for m in range(start, stop)), strict=True)
         total = float(sum(weights))
         if not total:
             return
-        weighed = weighted((loss, other), weights).item() / (1.0 if self._weigher.is_sum else total)
+        weighed = weighted(losses, weights).item() / (1.0 if self._weigher.is_sum else total)
+        held, left = self._held[start], _buffers(self._loss_fn)
         try:
-            self._outputs.check(pair)
+            self._outputs.check(batch)
             # a loss of the model's own is of both together what its labels make it, whatever weighs them here
-            parts = self._weigher.beside(step.batch) or step.weights
-            shares = weights if self._weigher.is_sum else [w / sum(parts[:2]) for w in parts[:2]]
-            joined = self._capture.assemble(self._outputs.join((first, second), pair, shares))
-            found = self._loss_fn(joined, self._joined_target(targets)).item()
-            again = self._loss_fn(self._capture.assemble(first), targets[0]).item()
+            parts = (self._weigher.beside(step.batch) or step.weights)[start:stop]
+            shares = weights if self._weigher.is_sum else [w / sum(parts) for w in parts]
+            joined = self._capture.assemble(self._outputs.join(outputs, batch, shares))
+            found, others = self._asked_again(held, joined, _joined(batch.targets, self._target_axis))
+            before = torch.get_rng_state()
+            again, _ = self._asked_again(held, self._capture.assemble(outputs[0]), batch.targets[0])
+            is_drawn = not torch.equal(before, torch.get_rng_state()) or self._device.type != "cpu"
         except InputError as error:
             self._warn(f"it gets an output that is not the full batch's: {error}")
             return
         except Exception:
             # any Python: it may count calls, or want the sizes of one microbatch
-            _logger.debug("loss_fn does not take two microbatches together", exc_info=True)
+            _logger.debug("loss_fn does not take several microbatches together", exc_info=True)
             return
-        tolerance = TOLERANCES.get(loss.dtype, HALF_TOLERANCE)
+        tolerance = TOLERANCES.get(losses[0].dtype, HALF_TOLERANCE)
         is_close = functools.partial(math.isclose, rel_tol=tolerance, abs_tol=tolerance)
-        is_random = not is_close(again, loss.item())
-        if math.isfinite(found + weighed) and not is_close(found, weighed) and not is_random:
-            self._warn(f"it gives {found:.6g} for the first two together, which weigh up to {weighed:.6g}")
+        is_other = not is_close(again, losses[0].item())
+        if math.isfinite(found + weighed) and not is_close(found, weighed) and not is_other:
+            which = "all" if stop - start == len(self._rows) else f"microbatches {start} and {stop - 1}"
+            self._warn(f"it gives {found:.6g} for {which} together, which weigh up to {weighed:.6g}")
+        elif is_other and not is_drawn:
+            self._warn(f"it gives {again:.6g} where it gave {losses[0].item():.6g} before for the same")
+        elif name := next((n for n, b in others.items() if not _are_close(b, left[n], tolerance)), ""):
+            self._warn(f"one call of all leaves its buffer {name} otherwise than a call for each")
 
-    def _joined_target(self, targets: Sequence[Any]) -> Any:
-        join = functools.partial(torch.cat, dim=self._target_axis)
-        (first, spec), (second, _) = map(flatten, targets[:2])
-        return unflatten(spec, [a if a is b else join([a, b]) for a, b in zip(first, second, strict=True)])
+    def _asked_again(
+        self, held: Mapping[str, Tensor], output: Any, target: Any
+    ) -> tuple[float, Mapping[str, Tensor]]:
+        """The loss where ``loss_fn`` has these buffers, which it may write to, and they after it."""
+        assert self._loss_fn is not None
+        with _lent(self._loss_fn, held):
+            return self._loss_fn(output, target).item(), _buffers(self._loss_fn)
 
     def _warn(self, why: str) -> None:
         self._asks = False
@@ -192,9 +229,41 @@ class Loss:
             "the loss of the full batch is not the weighted sum of loss_fn's losses of its microbatches: %s; "
             "gradients differ from the full batch's as much. Pass loss_weight=lambda args, kwargs, target: "
             "(target != -100).sum() for a mean over labels that count, no loss_fn for the loss that the "
-            "model makes, loss_reduction='sum' for a sum, or n_microbatches=1 for a loss that compares rows",
+            "model makes, loss_reduction='sum' for a sum, or n_microbatches=1 for a loss that compares "
+            "rows or keeps something from call to call",
             why,
         )
+
+
+def _joined(targets: Sequence[Any], axis: int) -> Any:
+    leaves, specs = zip(*map(flatten, targets), strict=True)
+    each = zip(*leaves, strict=True)
+    return unflatten(specs[0], [a[0] if all(x is a[0] for x in a) else torch.cat(a, axis) for a in each])
+
+
+def _buffers(loss_fn: Any) -> dict[str, Tensor]:
+    """What a loss that is a module keeps from call to call."""
+    return dict(loss_fn.named_buffers()) if isinstance(loss_fn, nn.Module) else {}
+
+
+@contextlib.contextmanager
+def _lent(loss_fn: Any, held: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within it a loss that is a module has copies of these buffers, which it may write to."""
+    kept = {}
+    for name, value in held.items():
+        path, _, last = name.rpartition(".")
+        owner = loss_fn.get_submodule(path)._buffers
+        kept[name] = owner, last, owner[last]
+        owner[last] = value.clone()
+    try:
+        yield
+    finally:
+        for owner, last, value in kept.values():
+            owner[last] = value
+
+
+def _are_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    return a.shape == b.shape and torch.allclose(a.double(), b.double(), tolerance, tolerance, equal_nan=True)
 
 
 def _ends(outputs: Iterable[Any]) -> set[Node]:
