@@ -46,12 +46,14 @@ LOOKED_AT = 2
 def uncompiled(method: Callable[..., StepResult]) -> Callable[..., StepResult]:
     """The method as Python runs it, also where ``torch.compile`` has what calls it; stages stay compiled."""
 
+    @functools.cache
+    def aside() -> Callable[..., StepResult]:
+        made: Callable[..., StepResult] = torch.compiler.disable(method)
+        return made
+
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> StepResult:
-        if DYNAMO not in sys.modules:
-            return method(*args, **kwargs)
-        made: StepResult = torch.compiler.disable(method)(*args, **kwargs)
-        return made
+        return (aside() if DYNAMO in sys.modules else method)(*args, **kwargs)
 
     return called
 
