@@ -22,7 +22,7 @@ from .units import Size, dtype_bytes, parse_size, size_at
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["Dim", "Op", "OpGraph", "Packed", "ParameterSpec", "TensorSpec", "batch_dim"]
+__all__ = ["Dim", "Op", "OpGraph", "Packed", "ParameterSpec", "TensorSpec", "batch_dim", "is_matrix"]
 
 VERSION = 1
 
@@ -351,3 +351,11 @@ def _faults(graph: OpGraph) -> Iterator[tuple[str, str]]:
     for x, p in enumerate(graph.parameters):
         if p.name not in p.names:
             yield f"parameters[{x}]", f"has the name {p.name!r}, which is not among its names"
+
+
+def is_matrix(shape: Sequence[int]) -> bool:
+    """Whether a parameter has several axes of more than one number: its gradient may wait for W.
+
+    Those of others, the scales and shifts of norms, come in one pass with the gradients of inputs.
+    """
+    return sum(n > 1 for n in shape) > 1

@@ -6,10 +6,10 @@
     rank  = Σ stages' weights, gradients, optimizer state, each tied parameter once
           + max over its actions of (saved bytes alive + boundary buffers + that action's workspace)
 
-Saved bytes are alive from F until B, or until W where the backward is split. That errs either way: from I
-to W a stage holds what its layers with weights took in and, uncounted, the gradients of what they gave; a
-stage that runs again holds nothing. On ranks whose microbatches wait for W, transformer layers hold up to a
-quarter more than is counted, linear or convolution and ReLU half as much again. Where the bytes of a stage
+Saved bytes are alive from F until B, or until W where the backward is split. That errs either way: from I to
+W a stage holds what its layers with matrices took in and, uncounted, the gradients of what they gave; a stage
+that runs again holds nothing. On ranks whose microbatches wait for W, convolutions with norms hold what is
+counted, transformer layers up to a sixth more, linear and ReLU half as much again. Where the bytes of a stage
 come from is left to ``measure``, keeping to limits to ``solve``.
 """
 

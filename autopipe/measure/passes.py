@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .. import accelerator
 from ..costs import OpCost
+from ..graph import is_matrix
 from ..torch_private import pytree
 from ..units import format_seconds
 from .account import Kernels
@@ -328,16 +329,18 @@ class Passes:
     def _inputs_s(self, name: str, backward_s: float) -> float:
         """The part of an op's backward that its inputs' gradients take.
 
-        Where it could not be timed, as its piece takes nothing with a gradient though the op does: all of
-        it, or half for an op with parameters, as in matrix products.
+        All of it where W has nothing to do. Where it could not be timed, as its piece takes nothing with a
+        gradient though the op does: half for matrix products.
         """
-        key, op = self.key(name), self.replay.ops.by_name[name]
-        if self.samples.of(key, "I"):
+        key, ops = self.key(name), self.replay.ops
+        trained = (ops.parameter[p] for p in ops.by_name[name].parameters)
+        waits = any(p.requires_grad and is_matrix(p.shape) for p in trained)
+        if waits and self.samples.of(key, "I"):
             return min(self.samples.median(key, "I"), backward_s)
-        reads = (self.replay.ops.by_name.get(n.name) for n in self.replay.node(name).all_input_nodes)
+        reads = (ops.by_name.get(n.name) for n in self.replay.node(name).all_input_nodes)
         if not any(r is not None and r.requires_grad for r in reads):
             return 0.0
-        return backward_s / 2 if op.parameters else backward_s
+        return backward_s / 2 if waits else backward_s
 
 
 class _steady:

@@ -322,6 +322,15 @@ def test_light_ops_behind_an_input_have_an_input_gradient() -> None:
     assert 0 < second.backward_input_s < second.backward_s
 
 
+def test_scales_and_shifts_leave_nothing_to_w() -> None:
+    capture = captured(
+        torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.LayerNorm(16)), torch.ones(4, 16)
+    )
+    linear, norm = (profile(capture, **QUICK)[op.name] for op in capture.ops.compute)
+    assert norm.backward_weight_s == 0 < norm.backward_input_s
+    assert linear.backward_weight_s > 0
+
+
 FAULTS = """
 import resource, sys, torch
 import autopipe.measure

@@ -82,9 +82,10 @@ def test_only_what_cannot_wait_is_early():
     work = split([out, alone], [torch.ones_like(out), torch.ones_like(alone)], [x])
     early = {name for name, g in grads(model.named_parameters()).items() if g is not None}
     # used at several nodes (an LSTM on the CPU runs its cell's ops one by one), below a custom function,
-    # or beside the spine
+    # beside the spine, or at nodes without a matrix
     several = {"shared", "twice.lin.weight", "twice.lin.bias", "lstm.weight_hh_l0", "lstm.bias_hh_l0"}
-    assert early == several | {"side", "custom.w"}
+    no_matrix = {"norm.weight", "norm.bias", "lstm.bias_ih_l0"}
+    assert early == several | no_matrix | {"side", "custom.w"}
     work.run()
     missing = {name for name, g in grads(model.named_parameters()).items() if g is None}
     assert missing == {"frozen.weight", "frozen.bias"}
@@ -150,6 +151,7 @@ class Kept(nn.Module):
     def __init__(self, d=8):
         super().__init__()
         self.first, self.last = nn.Linear(d, d), nn.Linear(d, d)
+        self.norm, self.scale = nn.LayerNorm(d), nn.Parameter(torch.randn(d))
         self.seen = []
 
     def note(self, x):
@@ -163,6 +165,7 @@ class Kept(nn.Module):
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
             h = h.sin()
         h = h[torch.arange(h.shape[0]).flip(0)] * self.note(h.sigmoid())
+        h = self.note(self.norm(self.note(h.exp()))) * self.scale
         return self.last(h.tanh())
 
 

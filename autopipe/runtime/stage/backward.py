@@ -7,7 +7,9 @@ alone and notes the gradient that arrives at each spine node with a parameter ha
 again from those nodes towards their parameters; what the others saved is freed after I. That is exact for
 a parameter that hangs off one spine node only: a path from there along the spine meets it nowhere else.
 Parameters used at several nodes (tied or called twice), and those below a custom ``autograd.Function``,
-whose backward must not run twice, get their whole gradient in I.
+whose backward must not run twice, get their whole gradient in I. So do those of nodes that have no matrix
+to wait for (scales and shifts of norms): one pass gives them with the gradients of inputs, and for W their
+nodes would keep as much as a layer with a matrix does.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from ...graph import is_matrix
 from ...torch_private import backward, release
 
 __all__ = ["Root", "WeightWork", "backward_input", "root_of"]
@@ -144,7 +147,13 @@ class _Spine:
                 by_node.setdefault(nodes[0], []).append(parameter)
             else:
                 early.append(parameter)
-        return [(node, _Note(), parameters) for node, parameters in by_node.items()], early
+        late: list[tuple[Node, _Note, list[Tensor]]] = []
+        for node, parameters in by_node.items():
+            if any(is_matrix(p.shape) for p in parameters):
+                late.append((node, _Note(), parameters))
+            else:
+                early += parameters
+        return late, early
 
     def _can_wait(self, node: Node) -> bool:
         # a root off the spine gets no gradient in I that could be noted
