@@ -221,6 +221,15 @@ class OpGraph(Shown):
         return {name: tuple(sorted(set(c), key=self.position.__getitem__)) for name, c in out.items()}
 
     @functools.cached_property
+    def users(self) -> Mapping[str, tuple[str, ...]]:
+        """The ops that read each parameter or buffer, under its first name, in program order."""
+        out: dict[str, dict[str, None]] = {}
+        for op in self.compute:
+            for name in (*op.parameters, *op.buffers):
+                out.setdefault(self.parameter[name].name, {})[op.name] = None
+        return {name: tuple(ops) for name, ops in out.items()}
+
+    @functools.cached_property
     def last(self) -> frozenset[str]:
         """The ops of the tail that lead to nothing else: the last stage computes them."""
         found: set[str] = set()

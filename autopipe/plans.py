@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, TypedDict
 
 from .arguments import brief
@@ -285,7 +285,7 @@ def check_between(plan: Plan, graph: OpGraph) -> None:
     As in a plan whose stages were edited by hand. Linear in ops and edges.
     """
     crosses = crossing(graph, plan.stages_of, plan.n_stages)
-    ties = shared(graph, (s.ops for s in plan.stages))
+    ties = shared(graph, plan.stages_of)
     for what, said, made in (
         (
             "boundaries",
@@ -316,23 +316,25 @@ def crossing(
     """
     last = (n_stages - 1,)
     for op in graph.compute:
-        takers = {s for taker in graph.consumers[op.name] for s in stages_of.get(taker, last)}
-        there = takers.difference(stages_of[op.name])
-        if there:
+        here, there = stages_of[op.name], set[int]()
+        for taker in graph.consumers[op.name]:
+            stages = stages_of.get(taker, last)
+            if stages != here:
+                there.update(stages)
+        if there := there.difference(here):
             yield op, tuple(sorted(there))
 
 
-def shared(graph: OpGraph, ops: Iterable[Sequence[str]]) -> Iterator[tuple[ParameterSpec, tuple[int, ...]]]:
+def shared(
+    graph: OpGraph, stages_of: Mapping[str, Collection[int]]
+) -> Iterator[tuple[ParameterSpec, tuple[int, ...]]]:
     """Parameters that are trained and used by several stages or known by several names, and their stages."""
-    users: dict[str, set[int]] = {}
-    for s, held in enumerate(ops):
-        for op in held:
-            for name in graph.by_name[op].parameters:
-                users.setdefault(graph.parameter[name].name, set()).add(s)
-    for name, stages in users.items():
+    for name, ops in graph.users.items():
         p = graph.parameter[name]
-        if p.requires_grad and (len(stages) > 1 or len(p.names) > 1):
-            yield p, tuple(sorted(stages))
+        if p.requires_grad and not p.is_buffer:
+            stages = {s for op in ops for s in stages_of[op]}
+            if len(stages) > 1 or len(p.names) > 1:
+                yield p, tuple(sorted(stages))
 
 
 def _check_kind(name: str, value: Any) -> None:

@@ -42,7 +42,7 @@ Whole blocks are easier to read.
 PATIENCE = 2
 """How many times leaves may be opened in a row without such a gain."""
 
-HURRY = 0.25
+HURRY = 1 / 3
 """Share of the time that a graph is planned in at first: most are opened further, whatever is found."""
 
 HURRY_S = 2.0

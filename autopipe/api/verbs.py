@@ -139,7 +139,7 @@ def split(
     optimizer_bytes_per_parameter_byte: memory beside weights and gradients, instead of these three options.
     time_limit_s: how long the solver may look for a proof, over all the granularities of the graph that it
         tries; after that the plan says how far its bottleneck can be from the least. By default 2 s for each,
-        more for large graphs, up to 20 s, of processor time; at first each gets a quarter of it, at least
+        more for large graphs, up to 20 s, of processor time; at first each gets a third of it, at least
         2 s, and the one that is kept all of it. A limit that is given is on the wall clock. Ctrl-C ends the
         search at once, likewise.
     dynamic: ``"auto"`` lets each input size vary where the model allows it; False fixes them all.

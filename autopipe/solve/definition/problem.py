@@ -201,6 +201,11 @@ class Problem:
         back = (all(below[v] >> n.producer & 1 for v in n.consumers) for n in self.nets)
         return tuple(a - b for a, b in zip(ahead, back, strict=True))
 
+    @functools.cached_property
+    def windows(self) -> tuple[tuple[int, int], ...]:
+        """The first and the last stage that each item may be in."""
+        return tuple((item.first, self.last_of(v)) for v, item in enumerate(self.items))
+
     def last_of(self, item: int) -> int:
         """The last stage an item may be in."""
         last = self.items[item].last
@@ -208,10 +213,12 @@ class Problem:
 
     def is_valid(self, stage_of: Sequence[int]) -> bool:
         """Whether order, pins and the need for every stage to hold an item are met."""
-        windows = all(i.first <= stage_of[v] <= self.last_of(v) for v, i in enumerate(self.items))
-        order = all(stage_of[a] <= stage_of[b] for a, b in self.edges)
+        if any(not first <= s <= last for s, (first, last) in zip(stage_of, self.windows, strict=True)):
+            return False
+        if any(stage_of[a] > stage_of[b] for a, b in self.edges):
+            return False
         used = {stage_of[v] for v, i in enumerate(self.items) if i.ops}
-        return windows and order and (self.allow_empty or len(used) == self.n_stages)
+        return self.allow_empty or len(used) == self.n_stages
 
     def loads(self, stage_of: Sequence[int]) -> tuple[StageLoad, ...]:
         """What each stage costs under an assignment, with the true prices of every transfer."""
@@ -222,9 +229,10 @@ class Problem:
             self._share(share, sorted({stage_of[v] for v in share.items}), tallies)
         crossings: list[Crossing] = []
         for n, net in enumerate(self.nets):
-            self._transfer(
-                n, stage_of[net.producer], {stage_of[v] for v in net.consumers}, tallies, crossings
-            )
+            here = stage_of[net.producer]
+            takers = {stage_of[v] for v in net.consumers} - {here}
+            if takers:
+                self._transfer(n, here, sorted(takers), tallies, crossings)
         if crossings:
             return self._settled(tallies, crossings)
         out: dict[int, StageLoad] = {}
@@ -277,11 +285,11 @@ class Problem:
         return {self.link_of[pair] for pair in itertools.permutations(ranks, 2)} if self.link_of else set()
 
     def _transfer(
-        self, n: int, source: int, touched: set[int], tallies: list[Tally], crossings: list[Crossing]
+        self, n: int, source: int, touched: Sequence[int], tallies: list[Tally], crossings: list[Crossing]
     ) -> None:
         net, here = self.nets[n], self.stages[source].rank
         takers, may_choose, is_sent = [], net.again_ns >= 0, False
-        for s in sorted(touched - {source}):
+        for s in touched:
             there = self.stages[s]
             tallies[s].saved_bytes += net.kept_bytes
             if there.rank == here or not may_choose:

@@ -72,7 +72,7 @@ def lay_out(source: Source, problem: Problem, stage_of: Sequence[int], loads: Se
     return Layout(
         tuple(stages_out),
         _boundaries(source, placed, len(loads)),
-        _ties(source, ops, [s.rank for s in problem.stages]),
+        _ties(source, placed, [s.rank for s in problem.stages]),
     )
 
 
@@ -113,9 +113,9 @@ def _boundaries(source: Source, placed: dict[str, set[int]], n_stages: int) -> t
     )
 
 
-def _ties(source: Source, ops: Sequence[Sequence[str]], placement: Sequence[int]) -> tuple[Tie, ...]:
+def _ties(source: Source, placed: dict[str, set[int]], placement: Sequence[int]) -> tuple[Tie, ...]:
     out = []
-    for p, stages in shared(source.graph, ops):
+    for p, stages in shared(source.graph, placed):
         ranks = {placement[s] for s in stages}
         seconds = source.cluster.all_reduce_s(p.bytes, ranks) if source.settings.training else 0.0
         mode: Literal["sync", "colocate"] = "sync" if len(ranks) > 1 else "colocate"

@@ -171,14 +171,11 @@ class _Maker:
 
     def _parameters(self) -> Iterable[Share]:
         """Every parameter and buffer as a share; one that a single item uses becomes part of it later."""
-        users: dict[str, set[int]] = {}
-        for op in self.graph.compute:
-            places = {self.index[op.name]} if op.name in self.index else self.users[op.name]
-            for name in (*op.parameters, *op.buffers):
-                users.setdefault(self.graph.parameter[name].name, set()).update(places)
         kinds = self.cluster.kinds
-        for name, places in users.items():
-            p = self.graph.parameter[name]
+        for name, ops in self.graph.users.items():
+            p, places = self.graph.parameter[name], set[int]()
+            for op in ops:
+                places.update([self.index[op]] if op in self.index else self.users[op])
             trained = p.requires_grad and self.settings.training
             ratio = 2 + self.settings.optimizer_bytes_per_parameter_byte if trained else 1
             n_ranks = range(2, min(len(places), self.cluster.n_ranks) + 1) if trained else range(0)
