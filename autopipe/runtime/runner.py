@@ -12,6 +12,7 @@ import functools
 import math
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -73,7 +74,7 @@ class Runner:
         self.syncs, self.factor, self.is_summed = True, 1.0, True
         self.n_summed = 0
         self.share: Tensor | None = None
-        self._has_added = self._is_running = False
+        self._has_added = self._is_running = self._is_accumulating = False
         self._hooked: Sequence[nn.Parameter] = ()
         self._traits = 0
         self._waited_s = 0.0
@@ -100,16 +101,21 @@ class Runner:
 
     def accumulate(self, batches: Iterable[Any], n_microbatches: int | None) -> StepResult:
         """See :meth:`Runtime.accumulate`."""
-        if not isinstance(batches, Iterable):
-            raise InputError(f"batches is {brief(batches)}; {BATCHES}")
         with self.engine.turn:
+            self._is_accumulating = True
             try:
-                return self._accumulate(list(batches), n_microbatches)
+                return self._accumulate(batches, n_microbatches)
             finally:
-                self.share = None
+                self.share, self._is_accumulating = None, False
 
-    def _accumulate(self, batches: Sequence[Any], n_microbatches: int | None) -> StepResult:
-        calls, shares, total = self.engine.intake.shares(batches, n_microbatches)
+    def _accumulate(self, batches: Iterable[Any], n_microbatches: int | None) -> StepResult:
+        try:
+            if not isinstance(batches, Iterable):
+                raise InputError(f"batches is {brief(batches)}; {BATCHES}")
+            self._check_as_trained()
+            calls, shares, total = self.engine.intake.shares([*batches], n_microbatches)
+        except Exception as error:  # batches and loss_weight are any Python
+            self._refuse(error)
         if total is not None and self.engine.weighs_replicas():
             self.share = self._share(total)
         # a batch without labels that count has no loss
@@ -219,6 +225,8 @@ class Runner:
             refuse_line_search()
             self._refuse_strangers()
         engine.unfilled.check()
+        if request.grad and not self._is_accumulating:
+            self._check_as_trained()
         taken = engine.intake.take(request)
         if request.grad and not engine.was_wrapped and (engine.was_loaded or is_due(engine.n_steps)):
             engine.follow_parameters()
@@ -368,6 +376,22 @@ class Runner:
         with engine.outside("comparing its weights with the other replicas'"):
             for worker in replicated:
                 worker.replicas.compare(worker.stage.index)
+
+    def _check_as_trained(self) -> None:
+        """Raise :class:`StepError` on all replicas where some froze other parameters."""
+        engine = self.engine
+        # on an accelerator hearing it would wait
+        looks = engine.device.type == "cpu" or is_due(self.n_summed)
+        if not (looks and self.syncs and engine.was_wrapped and engine.replica_dims.n > 1):
+            return
+        trained = [n for n, p in engine.capture.model.named_parameters() if p.requires_grad]
+        with engine.outside("hearing whether replicas train the same parameters"):
+            is_odd = engine.replica_dims.are_unlike(zlib.crc32(str(trained).encode()), engine.device)
+        if is_odd:
+            raise StepError(
+                f"this replica trains {len(trained)} parameters of {engine.capture.ops.model}, and another "
+                "one others, whose gradients are to be averaged: freeze and thaw the same on every rank"
+            )
 
     def _synchronise(self) -> None:
         engine = self.engine

@@ -32,9 +32,13 @@ def tells_of_a_loss(error: BaseException) -> bool:
 
 
 def loss_in(error: BaseException) -> BaseException | None:
-    """The loss of another process that an action of a stage failed with, as where replicas reduce in it."""
+    """The loss of another process that an action of a stage failed with, as where replicas reduce in it.
+
+    A broken connection there is one of the user's own code: torch's groups have errors of their own.
+    """
     found = error.__cause__ if isinstance(error, StepError) else None
-    return found if found is not None and tells_of_a_loss(found) else None
+    is_theirs = found is None or isinstance(found, ConnectionError) or not tells_of_a_loss(found)
+    return None if is_theirs else found
 
 
 def corner(ranks: Sequence[int], n_made: int) -> str:
