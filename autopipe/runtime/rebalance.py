@@ -15,7 +15,7 @@ from ..arguments import brief, number, whole
 from ..costs import CostTable, OpCost
 from ..errors import AutopipeError, InputError
 from ..graph import OpGraph
-from ..plans import Plan, check_plan
+from ..plans import Plan, check_between, check_plan
 from ..simulator import Report, StageReport, simulate
 from ..solve import solve
 from ..stages import Stage, build
@@ -180,6 +180,8 @@ class Cutter:
         n_ranks = self._engine.plan.n_ranks
         if plan is not None:
             check_plan(plan)
+            if plan.graph_digest == self._engine.plan.graph_digest:
+                check_between(plan, self._engine.capture.ops)
         number("least_gain", least_gain)
         if time_limit_s is not None:
             number("time_limit_s", time_limit_s, most=1e9, unit="seconds")

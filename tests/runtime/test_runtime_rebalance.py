@@ -1,6 +1,7 @@
 """Cutting anew from measured times, in one process; on several ranks it is in ``keep_ranks``."""
 
 import copy
+import dataclasses
 import time
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import autopipe
-from autopipe.errors import InputError
+from autopipe.errors import InputError, PlanError
 
 
 class Layer(nn.Module):
@@ -82,4 +83,6 @@ def test_what_there_is_to_plan_from_is_said():
     _, other, _, _ = made(3)
     with pytest.raises(InputError, match="n_ranks 2 and the plan is for 3"):
         rt.rebalance(plan=other.plan)
+    with pytest.raises(PlanError, match="the plan's boundaries have nothing, and its stages make that "):
+        rt.rebalance(plan=dataclasses.replace(pipe.plan, boundaries=()))
     rt.step(x, target=x)
