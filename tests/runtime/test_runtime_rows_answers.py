@@ -10,6 +10,8 @@ import autopipe
 from autopipe.errors import InputError
 from autopipe.tracing import capture
 from autopipe.tracing.rows import mixing as rows
+from autopipe.tracing.rows import other_answers
+from autopipe.tracing.rows.noise import EvenNoise
 from autopipe.tracing.sizes.rerun import replay
 
 
@@ -303,6 +305,38 @@ def test_a_form_beside_the_first_is_asked_in_training_too_where_it_writes(monkey
         return sum(run is longer for run in runs)
 
     assert n_runs(False) < n_runs(True) <= 2 * n_runs(False)
+
+
+class Dropping(nn.Module):
+    """Leaves out in training or ``always``; asks whether anything is masked."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.always = nn.Linear(4, 4), nn.Linear(4, 4), always
+
+    def forward(self, x, mask):
+        x = F.dropout(self.first(x), 0.5, self.always or self.training)
+        return self.last(x if mask.all() else x * mask)
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_forms_are_compared_without_noise_where_any_is_drawn(monkeypatch, always):
+    made, evened = other_answers.FormPairs._given_by, []
+
+    def given_by(pairs, form, *told):
+        evened.clear()
+        found = made(pairs, form, *told)
+        assert bool(evened) is (always or pairs._model.training)
+        return found
+
+    def even(device):
+        evened.append(device)
+        return EvenNoise(device)
+
+    monkeypatch.setattr(other_answers, "EvenNoise", even)
+    monkeypatch.setattr(other_answers.FormPairs, "_given_by", given_by)
+    captured = capture(Dropping(always), (torch.randn(4, 4), torch.ones(4, 4)))
+    assert len(captured.forms[False]) == 2
 
 
 class Limited(nn.Module):

@@ -7,6 +7,8 @@ from torch import nn
 
 import autopipe
 from autopipe.errors import InputError
+from autopipe.tracing.rows import mixing
+from autopipe.tracing.sizes.rerun import replay
 
 
 class GoingByANumber(nn.Module):
@@ -256,3 +258,41 @@ def test_a_layer_may_go_by_data_and_leave_rows_alone(does, allowed):
     for factor in (1, 20, -20):
         loss, wanted = runtime.step(x * factor).loss, model(x * factor).square().mean().detach()
         torch.testing.assert_close(loss.as_subclass(torch.Tensor), wanted, rtol=allowed, atol=0)
+
+
+class Limited(nn.Module):
+    """Has a layer that stays whole and gives twice of more than so many."""
+
+    def __init__(self, goes_by):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.limited = Limit(goes_by)
+
+    def forward(self, x):
+        return self.last(self.limited(self.first(x)))
+
+
+class Limit(nn.Module):
+    def __init__(self, goes_by):
+        super().__init__()
+        self.goes_by, self.most = goes_by, 20
+
+    def forward(self, x):
+        return x * 2 if self.goes_by(x) > self.most else x
+
+
+@pytest.mark.parametrize("is_of_rows", [False, True])
+def test_a_limit_in_a_layer_is_asked_of_the_layer_and_of_the_form_only_where_it_tells(
+    monkeypatch, is_of_rows
+):
+    seen = []
+
+    def replayed(model, form, given, *told, **how):
+        seen.append(len(given["x"]))
+        return replay(model, form, given, *told, **how)
+
+    monkeypatch.setattr(mixing, "replay", replayed)
+    model = Limited((lambda x: x.shape[0]) if is_of_rows else (lambda x: x.shape[-1])).double()
+    found = captured_mixing(model, torch.randn(4, 4).double())
+    assert ("how many there are" in found.always) is is_of_rows
+    assert (max(seen) > 20) is is_of_rows

@@ -7,6 +7,7 @@ and what follows, is left to ``mixing`` and ``other_answers``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ from ..inputs.structure import mapped
 from ..sizes.dims import axis_of
 from ..state.state import generators, seed
 
-__all__ = ["EvenNoise", "OwnNoise"]
+__all__ = ["EvenNoise", "OwnNoise", "is_drawn"]
 
 _aten = torch.ops.aten
 _FILLS = (
@@ -48,13 +49,8 @@ class OwnNoise:
         self.is_by_row = True
 
     def is_drawn(self) -> bool:
-        """Whether the run that ended drew anything at all: in evaluation dropout does not.
-
-        Before each run the generators are seeded.
-        """
-        left = generators(self._device)
-        seed(self._device)
-        return generators(self._device) != left
+        """Whether the run that ended drew anything at all."""
+        return is_drawn(self._device)
 
     def see(self, call: Call, value: Any) -> None:
         """Keep what a call gives for the rows ``"ab"``."""
@@ -99,6 +95,16 @@ class OwnNoise:
         return torch.cat([of[row] for row in rows], axis)
 
 
+def is_drawn(device: torch.device) -> bool:
+    """Whether the run that ended drew anything at all: in evaluation dropout does not.
+
+    Before each run the generators are seeded.
+    """
+    left = generators(device)
+    seed(device)
+    return generators(device) != left
+
+
 class EvenNoise(TorchDispatchMode):
     """Within it all that is drawn is one number, and dropout leaves out nothing.
 
@@ -113,19 +119,25 @@ class EvenNoise(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not _may_draw(func):
+            return func(*args, **kwargs)
         if func in _FILLS:
             is_dropout = func is _aten.bernoulli_.float and len(args) > 1
             self.is_dropout &= is_dropout
             return func(*args, **kwargs).fill_(args[1] if is_dropout else 0.5)
         if func is _aten.native_dropout.default:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **kwargs)
         drawn = generators(self._device)
         made = func(*args, **kwargs)
         if generators(self._device) != drawn:
             raise ValueError(f"{func} draws noise that may go by rows")
         return made
+
+
+@functools.cache
+def _may_draw(func: Any) -> bool:
+    """Whether an op may draw; its tags are slow to ask for."""
+    return func in _FILLS or torch.Tag.nondeterministic_seeded in func.tags
 
 
 def _copy(leaf: Any) -> Any:

@@ -29,7 +29,7 @@ from ..sizes.rerun import replay
 from ..sizes.variation import Variation
 from ..state.state import seed
 from .held_back import gradient_of, holds_back
-from .noise import EvenNoise
+from .noise import EvenNoise, is_drawn
 from .results import ROUNDED, axes, is_close, is_number
 
 __all__ = ["FormPairs", "two_rows"]
@@ -173,12 +173,15 @@ class FormPairs:
             if call.name in entering and call.depends & Depends.INPUT and call.op != "placeholder":
                 made[call.name] = call, value.clone() if isinstance(value, Tensor) else value
 
-        start()
-        seed(self._device)
-        is_noisy = any(c.is_random for c in form.calls)
-        even = EvenNoise(self._device) if is_noisy else contextlib.nullcontext()
-        with even, torch.set_grad_enabled(has_gradients):
-            result = replay(self._model, form, batch, self._device, look=look).result
+        def run(noise: contextlib.AbstractContextManager[Any]) -> Any:
+            start()
+            seed(self._device)
+            with noise, torch.set_grad_enabled(has_gradients):
+                return replay(self._model, form, batch, self._device, look=look).result
+
+        result = run(contextlib.nullcontext())
+        if any(c.is_random for c in form.calls) and is_drawn(self._device):
+            result = run(EvenNoise(self._device))
         leaves = enumerate(zip(form.calls[-1].args[0], result, strict=True))
         values = made | {i: leaf for i, leaf in leaves if getattr(leaf[0], "name", None) not in tail}
         if not has_gradients:

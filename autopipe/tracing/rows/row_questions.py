@@ -24,9 +24,10 @@ from .class_weights import by_class_weights
 from .data_dependent import Reading, Turn, Turned, Watch, alike, numbers_apart, reading, scales
 from .held_back import holds_back, mixed_in_gradients
 from .inner_numbers import Around, numbers_elsewhere
+from .many_rows import untold_alone
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ
 from .tables import uneven
-from .thresholds import rows_to_try, thresholds
+from .thresholds import beside_places, rows_to_try, thresholds
 from .varied_data import of_other_sign, of_other_weights, signed, told_otherwise, unlike, with_missing
 
 __all__ = ["Asked", "first_found", "if_told", "mixed_in", "of_other_signs"]
@@ -95,11 +96,11 @@ def _questions(asked: Asked) -> Iterator[tuple[Callable[[], str], bool]]:
     if is_more:
         # what two rows do not come near to, as a largest norm, more of them may pass
         yield functools.partial(_of_more, results, asked.seen, given, dim, shapes, watch), False
-    for n in _numbers_of_rows(asked, watch) if is_more else ():
-        if asked.takes(n + 2):
+    for n, is_untold in _numbers_of_rows(asked, watch) if is_more and not asked.seen.is_noisy else ():
+        if is_untold:
             yield functools.partial(_among_more, results, asked.seen, given, n // 2 + 1, dim, shapes), True
-            if in_gradients is not None:
-                yield functools.partial(in_gradients, [n // 2 + 1]), True
+        if in_gradients is not None:
+            yield functools.partial(in_gradients, [n // 2 + 1]), True
     evenly, apart_inside = _numbers_elsewhere(asked) if is_sure and watch.may_bend else ([], [])
     for around in apart_inside:
         yield functools.partial(_of_numbers, results, given, around=around), False
@@ -129,11 +130,25 @@ def _in_gradients(asked: Asked, more: Sequence[int] = ()) -> str:
     return mixed_in_gradients(asked.code.model, run, made, shares, asked.dim, asked.shapes, more)
 
 
-def _numbers_of_rows(asked: Asked, watch: Watch) -> list[int]:
-    """How many rows code may go by, more than many, from small to large."""
-    beyond = watch.noted.beyond if watch.noted else ()
-    named = thresholds(asked.code, asked.form, 2 * _MANY)
-    return sorted({*named, *rows_to_try(beyond, 2 * _MANY)})
+def _numbers_of_rows(asked: Asked, watch: Watch) -> list[tuple[int, bool]]:
+    """How many rows code may go by, more than many, from small to large; each with whether that is untold.
+
+    It is told where only code in calls names the number, and each of these goes by rows alone there.
+    """
+    form, dim, shapes, least = asked.form, asked.dim, asked.shapes, 2 * _MANY
+    beyond = rows_to_try(watch.noted.beyond if watch.noted else (), least)
+    in_open = {n for n in beside_places(form, least) | beyond if asked.takes(n + 2)}
+    named = thresholds(asked.code, form, least)
+    limits = {call: {n for n in numbers if asked.takes(n + 2)} - in_open for call, numbers in named.items()}
+    few, more = asked.run(alone=True), asked.run(alone=True, times=_MANY)
+    numbers = set[int]().union(*limits.values())
+    try:
+        untold = untold_alone(asked.code.model, form, few, more, limits, dim, shapes, asked.device)
+    except Exception as error:
+        # any Python of the model, on rows it may not take
+        _logger.debug("calls could not be asked alone: %s", error)
+        untold = numbers
+    return [(n, n in in_open | untold) for n in sorted(in_open | numbers)]
 
 
 def _by_other_data(asked: Asked, read: Reading) -> Iterator[Callable[..., Results]]:

@@ -16,35 +16,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calls.call import Depends, Recording
+from ..calls.call import Call, Depends, Recording
 from ..code.own_code import OwnCode
 from ..inputs.contents import is_filled
 
-__all__ = ["places_beyond", "rows_to_try", "thresholds"]
+__all__ = ["beside_places", "places_beyond", "rows_to_try", "thresholds"]
 
 _MOST = 256
 """More rows than this are not tried."""
 _PIECES = frozenset({"split", "unsafe_split", "chunk", "unsafe_chunk", "tensor_split"})
 
 
-def thresholds(code: OwnCode, form: Recording, least: int) -> list[int]:
-    """Whole numbers above ``least`` that the model's own code in calls compares with, from small to large.
-
-    And those that calls are given which make tensors of sizes alone, as of the places of rows.
-    """
-    found: dict[types.CodeType | None, set[int]] = {None: {*_beside_places(form)}}
+def thresholds(code: OwnCode, form: Recording, least: int) -> dict[Call, set[int]]:
+    """Whole numbers above ``least`` that the model's own code in calls compares with, by call."""
+    found = {}
     for call in (c for c in form.calls if code.is_own(c)):
-        for function, owner in code.functions(call):
-            if function.__code__ not in found:
-                found[function.__code__] = {*_compared(function, owner)}
-    return sorted(n for n in set[int]().union(*found.values()) if least < n <= _MOST)
+        numbers = (n for function, owner in code.functions(call) for n in _compared(function, owner))
+        found[call] = {n for n in numbers if least < n <= _MOST}
+    return {call: numbers for call, numbers in found.items() if numbers}
 
 
-def _beside_places(form: Recording) -> Iterator[int]:
-    for call in form.calls:
-        is_of_sizes = call.depends & Depends.SHAPE and not call.depends & Depends.INPUT
-        if is_of_sizes and isinstance(call.value, Tensor):
-            yield from (n for n in (*call.args, *call.kwargs.values()) if type(n) is int)
+def beside_places(form: Recording, least: int) -> set[int]:
+    """Such numbers that calls are given which make tensors of sizes alone, as of the places of rows."""
+    of_sizes = (c for c in form.calls if c.depends & Depends.SHAPE and not c.depends & Depends.INPUT)
+    makers = [c for c in of_sizes if isinstance(c.value, Tensor)]
+    return {n for c in makers for n in (*c.args, *c.kwargs.values()) if type(n) is int and least < n <= _MOST}
 
 
 def places_beyond(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
