@@ -12,9 +12,10 @@ import importlib
 import json
 import keyword
 import logging
+import sys
 import types
-from collections.abc import Container, Iterator, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Iterator, MutableMapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.autograd.function
@@ -68,6 +69,7 @@ __all__ = [
     "qualified_name",
     "release",
     "set_export_flags",
+    "uncompiled",
     "unread",
     "unsafe_view",
 ]
@@ -86,6 +88,9 @@ ATTRIBUTES = {
     ),
 }  # fmt: skip
 """Attributes of torch's objects, by what they are of."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # ---------------------------------------------------------------- functions and modes
 
@@ -251,6 +256,22 @@ branches take from around them, as layers."""
 DYNAMO = "torch._dynamo"
 """The compiler's module, which many a function of torch imports at its first call: as it is imported it looks
 at functions and classes of torch and Python, and asks that they have the parameters that it knows."""
+
+
+def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
+    """The function as Python runs it, also where ``torch.compile`` has what calls it."""
+
+    aside: Callable[P, R] | None = None
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        nonlocal aside
+        if aside is None and DYNAMO in sys.modules:
+            aside = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return (aside or function)(*args, **kwargs)
+
+    return called
+
 
 # ---------------------------------------------------------------- what clips
 

@@ -23,6 +23,7 @@ from ..neighbours.generation import generate
 from ..plans import Plan
 from ..runtime import Runtime, mixing
 from ..stages import Parity, Stage, build, renewed, run_values, undisturbed, verify
+from ..torch_private import uncompiled
 from ..tracing import Capture
 from .agree import in_group, join_group
 from .checks import check_names, check_whole
@@ -144,9 +145,11 @@ class Pipe(nn.Module, metaclass=_Short):
         self.model.train(mode)
         return self
 
+    @uncompiled
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output for these inputs, in the model's own structure.
 
+        ``torch.compile`` of a pipe leaves it as it is: stages are compiled by ``rt.wrap(torch.compile)``.
         Raises :class:`InputError` naming the argument when the inputs do not fit what was captured, and
         :class:`StaleError` once ranks train: ``rt.forward`` runs them, ``merge`` brings their weights.
         """

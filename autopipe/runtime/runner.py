@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
-import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -24,7 +22,7 @@ from ..arguments import brief
 from ..errors import InputError, StepError
 from ..stages import rng
 from ..stages.gradients import making
-from ..torch_private import DYNAMO
+from ..torch_private import uncompiled
 from .data.input_gradients import backpropagate
 from .data.intake import BATCHES, WeightedBatch
 from .engine import Engine
@@ -42,21 +40,6 @@ __all__ = ["Runner"]
 
 LOOKED_AT = 2
 """Steps in which replicas' batches are held against each other."""
-
-
-def uncompiled(method: Callable[..., StepResult]) -> Callable[..., StepResult]:
-    """The method as Python runs it, also where ``torch.compile`` has what calls it; stages stay compiled."""
-
-    @functools.cache
-    def aside() -> Callable[..., StepResult]:
-        made: Callable[..., StepResult] = torch.compiler.disable(method)
-        return made
-
-    @functools.wraps(method)
-    def called(*args: Any, **kwargs: Any) -> StepResult:
-        return (aside() if DYNAMO in sys.modules else method)(*args, **kwargs)
-
-    return called
 
 
 class Runner:

@@ -1,4 +1,4 @@
-"""Code that compiles as it runs, as ``torch.cond`` does, is captured without being compiled."""
+"""What compiles as it runs, as ``torch.cond`` does, is captured without being compiled; so a pipe runs."""
 
 import copy
 
@@ -37,3 +37,14 @@ def test_a_branch_on_a_buffer_trains_as_the_model_does_and_can_be_compiled_later
             torch.testing.assert_close(ours.grad, theirs.grad)
             ours.grad = theirs.grad = None
     assert not [w for w in recwarn if "autopipe" in str(w.message)]
+
+
+def test_a_compiled_pipe_runs_as_it_is():
+    torch.manual_seed(0)
+    model, graphs = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), []
+    pipe = autopipe.split(model, 2, (torch.randn(6, 4),), costs="estimated")
+    compiled = torch.compile(pipe, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    for rows in (6, 3):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=0)
+    assert not graphs
