@@ -80,20 +80,20 @@ class Request:
 class Options:
     """The options of :class:`Runtime`, which documents them."""
 
-    loss_fn: Callable[[Any, Any], Tensor] | None
-    n_microbatches: int
-    schedule: str | Schedule | None
-    device: torch.device | str | None
-    mesh: DeviceMesh | None
-    autocast: Autocast
-    scaler: Any
-    loss_reduction: Literal["mean", "sum"] | None
-    loss_weight: LossWeight | None
-    release: bool
-    batch_dims: Mapping[str, int | None] | None
-    stall_limit_s: float | None
-    check_finite: bool
-    feed: int | None
+    loss_fn: Callable[[Any, Any], Tensor] | None = None
+    n_microbatches: int = 1
+    schedule: str | Schedule | None = None
+    device: torch.device | str | None = None
+    mesh: DeviceMesh | None = None
+    autocast: Autocast = None
+    scaler: Any = None
+    loss_reduction: Literal["mean", "sum"] | None = None
+    loss_weight: LossWeight | None = None
+    release: bool = False
+    batch_dims: Mapping[str, int | None] | None = None
+    stall_limit_s: float | None = None
+    check_finite: bool = True
+    feed: int | None = None
     mixed_rows: Literal["tail", "refuse", "allow"] = "tail"
     weights: str | pathlib.Path | Init | None = None
 

@@ -12,7 +12,7 @@ from autopipe.runtime.data.step_start import beginning
 from autopipe.runtime.data.weights import Weigher
 
 
-def test_a_batch_is_bound_cut_and_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_taken_in_as_in_every_step_but_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     capture = autopipe.capture(model, (torch.randn(6, 4),))
     done = []
@@ -22,10 +22,11 @@ def test_a_batch_is_bound_cut_and_weighed(monkeypatch: pytest.MonkeyPatch) -> No
             kind, name, lambda *a, method=method, name=name, **k: done.append(name) or method(*a, **k)
         )
     begin = beginning(capture, 3)
+    assert done == ["split", "weigh"]
     done.clear()
     sizes, _, _ = begin()[0]
     assert [rows for rows, _ in sizes] == [2, 2, 2]
-    assert done == ["split", "weigh"]
+    assert done == ["weigh"]  # cut as the one before
 
 
 def test_a_batch_that_cannot_be_cut_is_bound() -> None:

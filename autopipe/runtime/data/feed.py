@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ... import accelerator
 from ...errors import InputError, StepError
-from ...stages import Stage
+from ...stages import Section, Stage
 from ..wire.announcement import Announced, Announcement, Form, oddity
 from ..wire.boundary import flatten
 from ..wire.peers import Peers
@@ -64,7 +64,7 @@ class Feed:
         self._others = [rank for rank in range(peers.n_ranks) if rank != source]
         self.follow(stages)
 
-    def follow(self, stages: Sequence[Stage]) -> None:
+    def follow(self, stages: Sequence[Stage | Section]) -> None:
         """From now on give these stages what they use."""
         self._uses: list[set[str]] = [{*self._everywhere} for _ in range(self._peers.n_ranks)]
         for stage in stages:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ...stages import Stage
+from ...stages import Section, Stage
 from ...tracing.inputs.structure import flatten
 from ..options import Options, Request
 from ..wire.peers import Peers
@@ -97,7 +97,7 @@ class Intake:
         weigher: Weigher,
         feed: Feed | None,
         peers: Peers | None,
-        stages: Sequence[Stage],
+        stages: Sequence[Stage | Section],
         device: torch.device,
         bind: Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Tensor]],
         binds_alike: Callable[[], bool],
@@ -121,7 +121,7 @@ class Intake:
         self._rank = peers.rank if peers else 0
         self._is_source = feed is None or feed.source == self._rank
 
-    def follow(self, own: Sequence[Stage], stages: Sequence[Stage]) -> None:
+    def follow(self, own: Sequence[Stage | Section], stages: Sequence[Stage | Section]) -> None:
         """From now on take in what these use: the stages of this process, and all."""
         self._used = {name for stage in own for name in stage.inputs}
         self._last = None

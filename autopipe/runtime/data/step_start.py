@@ -1,14 +1,20 @@
 """What a rank does with a batch before a step's first action, so that it can be timed.
 
-Doing it in a step is left to ``intake`` and ``accord``, whose parts it calls; timing it to ``measure``.
+Doing it in a step is left to ``intake``, which it calls, and ``accord``; timing it to ``measure``.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from ...errors import AutopipeError
+from ...stages import Section
+from ..options import Options, Request
+from .intake import Intake
 from .microbatch import AT_A_GLANCE, Splitter, with_forms
 from .weights import Weigher
 
@@ -19,25 +25,50 @@ __all__ = ["beginning"]
 
 
 def beginning(capture: Capture, n_microbatches: int) -> Callable[[], object]:
-    """A call that binds the example batch, cuts it, weighs its microbatches and looks at what ranks compare.
+    """A call that takes the example batch in and looks at what ranks compare, as steps after the first do.
 
     A batch that cannot be cut into so many is only bound.
     """
     args, kwargs = capture.example
-    splitter, weigher = Splitter(capture), Weigher(capture, None, None, None)
+    try:
+        intake = _intake(capture, n_microbatches)
+        request = Request(args=args, kwargs=kwargs, grad=True)
+        intake.take(request)
+    except AutopipeError:
+        return lambda: capture.bind(args, kwargs)
     parameters = tuple(capture.model.parameters())
 
     def begin() -> object:
-        bound = capture.bind(args, kwargs)
-        batch = with_forms(splitter.split(bound, None, n_microbatches), capture)
-        weigher.weigh(batch, args, kwargs, bound)
+        batch = intake.take(request).batch
         for column in batch.leaves.values():
             tuple(column)  # cut
         said = tuple(batch.sizes()), batch.signature(0), tuple([p.requires_grad for p in parameters])
         return said, batch.checksum(AT_A_GLANCE)
 
-    try:
-        begin()
-    except AutopipeError:
-        return lambda: capture.bind(args, kwargs)
     return begin
+
+
+def _intake(capture: Capture, n_microbatches: int) -> Intake:
+    """What takes batches in where the model is one stage in one process."""
+    options = Options(n_microbatches=n_microbatches)
+    splitter, weigher = Splitter(capture), Weigher(capture, None, None, None)
+    stage = Section("", 0, 0, tuple(op.name for op in capture.ops.inputs), (), is_last=True)
+    assumptions = capture.assumptions
+
+    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
+        values = capture.values(args, kwargs)
+        assumptions.begin()
+        return values
+
+    def binds_alike() -> bool:
+        is_same = not assumptions.changed()
+        assumptions.begin()
+        return is_same
+
+    meet = functools.partial(with_forms, capture=capture)
+    intake = Intake(
+        capture, options, splitter, weigher, None, None, (stage,), capture.device, bind, binds_alike, meet,
+        check_rows=lambda batch, has_backward: None,
+    )  # fmt: skip
+    intake.follow((stage,), (stage,))
+    return intake
