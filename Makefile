@@ -13,12 +13,16 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 -m autopipe.demo
 
-# The simulated accelerator is built while types are checked; its tests tell of a build that failed.
+# Types are checked, and the simulated accelerator is built, beside the tests: each keeps one core busy, and would
+# leave the others idle. The accelerator's tests tell of a build that failed.
 test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	{ ! command -v g++ || PYTHONPATH=tests $(BIN)/python -c "import simulated"; } >/dev/null 2>&1 & $(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --reruns 1 --rerun-show-tracebacks -r aR --durations 25
+	$(BIN)/mypy >$(VENV)/mypy.log 2>&1 & types=$$!; \
+	{ ! command -v g++ || PYTHONPATH=tests $(BIN)/python -c "import simulated"; } >/dev/null 2>&1 & \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile \
+		--reruns 1 --rerun-show-tracebacks -r aR --durations 25; tests=$$?; \
+	wait $$types; types=$$?; cat $(VENV)/mypy.log; exit $$((tests | types))
 
 gpu: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gpu

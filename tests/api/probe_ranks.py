@@ -1,10 +1,10 @@
-"""A rank of a job that is probed, and trains the small pipeline in few turns."""
+"""A rank of a job that is probed in few turns."""
 
 import json
 
-import autopipe
-from autopipe.api import rehearsal
+import few_turns  # noqa: F401
 
-rehearsal._TURNS = 2
+import autopipe
+
 cluster = autopipe.probe()
 print(f"cluster {json.dumps(cluster.to_dict())}")

@@ -1,7 +1,7 @@
 """A rank of the command line, which probes in few turns."""
 
-from autopipe.api import rehearsal
+import few_turns  # noqa: F401
+
 from autopipe.cli import main
 
-rehearsal._TURNS = 2
 main()

@@ -16,14 +16,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from processes import run_ranks
+from processes import PATHS, run_ranks
 from typer.testing import CliRunner
 
 import autopipe
+from autopipe.api import rehearsal
 from autopipe.cli import main
 from autopipe.cli.app import app as command_line
 from autopipe.cli.models import load
 from autopipe.cli.output import EXIT_CODES, Output, emit
+from autopipe.measure.probe import among
 from autopipe.schedule import build, to_csv
 
 SAMPLE = str(pathlib.Path(autopipe.__file__).parent / "cli" / "sample.py") + ":small"
@@ -188,7 +190,11 @@ def test_a_library_built_for_another_torch_is_named(tmp_path, monkeypatch):
     assert f"torch {torch.__version__}" in done.stderr
 
 
-def test_probe_writes_a_cluster_that_plans_take(tmp_path):
+@pytest.mark.parametrize("turns", ["few", pytest.param("all", marks=pytest.mark.slow)])
+def test_probe_writes_a_cluster_that_plans_take(turns, tmp_path, monkeypatch):
+    if turns == "few":
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, PATHS)))
+        monkeypatch.setattr(rehearsal, "among", lambda n_ranks, _: among(n_ranks, "few_turns"))
     out = tmp_path / "cluster.json"
     done = invoke("probe", "--ranks", "2", "--nics", "1", "--json", "--out", out)
     assert done.exit_code == 0, done.output
@@ -202,16 +208,25 @@ def test_probe_writes_a_cluster_that_plans_take(tmp_path):
     assert invoke("plan", SAMPLE, "-n", "2", *ESTIMATED, "--cluster", out).exit_code == 0
 
 
-def test_ranks_with_the_environment_of_torchrun_run_a_stage_each(tmp_path):
+@pytest.mark.parametrize("launcher", ["its environment", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_under_torchrun_each_rank_runs_a_stage(launcher, tmp_path):
     drawn = tmp_path / "drawn.py"  # seeds nothing, yet every rank has the same model and batch
     drawn.write_text(
         "import torch\nfrom torch import nn\n\ndef make():\n"
         "    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), (torch.randn(8, 8),)\n"
     )
     words = ["run", f"{drawn}:make", "--steps", "2", "--device", "cpu", "--json"]
-    output, other = run_ranks(pathlib.Path(__file__).with_name("command_ranks.py"), 2, *words)
+    if launcher == "torchrun":
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        done = subprocess.run(
+            [*start, "-m", "autopipe.cli", *words], capture_output=True, text=True, timeout=200, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        output = done.stdout
+    else:
+        output, other = run_ranks(pathlib.Path(__file__).with_name("command_ranks.py"), 2, *words)
+        assert "{" not in other
     told = json.loads(output[output.index("{") :])
-    assert "{" not in other
     assert told["n_ranks"] == 2
     assert "probed" in told["links"]
     assert told["predicted_s"] > 1e-4  # messages between processes take longer than these layers
