@@ -18,6 +18,7 @@ from collections.abc import Callable, Container, Iterator, MutableMapping, Seque
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+import torch._meta_registrations
 import torch.autograd.function
 import torch.fx.graph
 import torch.utils.checkpoint
@@ -325,6 +326,25 @@ class _CodeGen(torch.fx.graph.CodeGen):
             return super()._gen_python_code(*args, **kwargs)
         finally:
             torch.fx.graph._format_target = theirs
+
+
+def _grouped_mm(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """On meta: products of groups in any dtype, as torch's kernels take them; its own here takes one."""
+    half = torch.bfloat16
+    made = torch._meta_registrations.meta_grouped_mm(
+        mat_a.to(half), mat_b.to(half), offs=offs, bias=bias, out_dtype=half
+    )
+    return made.to(out_dtype or mat_a.dtype)
+
+
+_ON_META = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
+_ON_META.impl("_grouped_mm", _grouped_mm, allow_override=True)  # type: ignore[no-untyped-call]
 
 
 class Unread(Tensor):

@@ -439,3 +439,22 @@ def test_what_is_made_of_a_tensor_that_is_not_to_be_read_is_not_to_be_read_eithe
     assert all(isinstance(t, private.Unread) and t.device == cpu for t in made)
     assert made[4].shape == (2, 4, 4)
     assert not isinstance(torch.zeros(x.shape, device=x.device, dtype=x.dtype), private.Unread)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_products_of_groups_have_shapes_on_meta_in_any_dtype(dtype: torch.dtype) -> None:
+    def made(device: str) -> list[Tensor]:
+        rows = torch.zeros(16, 8, dtype=dtype, device=device, requires_grad=True)
+        weights = torch.zeros(4, 16, 8, dtype=dtype, device=device, requires_grad=True)
+        ends = torch.tensor([4, 8, 8, 16], dtype=torch.int32).to(device)
+        found = torch.nn.functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
+        return [found, *torch.autograd.grad(found.square().sum(), (rows, weights))]
+
+    there = made("meta")
+    assert [(t.shape, t.dtype) for t in there] == [
+        ((16, 16), dtype),
+        ((16, 8), dtype),
+        ((4, 16, 8), dtype),
+    ]
+    if dtype is not torch.float64:
+        assert [(t.shape, t.stride()) for t in there] == [(t.shape, t.stride()) for t in made("cpu")]

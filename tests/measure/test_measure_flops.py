@@ -76,13 +76,14 @@ def gpt_oss():
 
 
 @pytest.mark.parametrize("make", [mixtral, qwen3_moe, deepseek_v3, gpt_oss], ids=lambda f: f.__name__)
-def test_mixtures_of_experts_count_as_by_hand(make):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_mixtures_of_experts_count_as_by_hand(make, dtype):
     from transformers import AutoModelForCausalLM
 
     config, products, widths = make()
     config.use_cache = False
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         ids = torch.zeros(B, S, dtype=torch.long)
     table = estimate(autopipe.capture(model, (), {"input_ids": ids, "labels": ids}), device("H200"))
     by_hand = 2 * B * S * products + 2 * 2 * B * 4 * (S * (S + 1) // 2) * widths

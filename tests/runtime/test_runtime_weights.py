@@ -719,3 +719,18 @@ def test_inputs_of_one_microbatch_need_not_have_as_many_rows():
         runtime.step(batches[1], target=target, n_microbatches=2)
     with pytest.raises(InputError, match="disagree on the number of rows"):  # each weighs by its rows
         runtime.accumulate([{"texts": batch, "target": target} for batch in batches])
+
+
+@pytest.mark.parametrize("ignored", [0, 2, -100])
+def test_the_remedy_names_the_label_that_does_not_count(ignored, caplog):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    made = make(model, (torch.randn(8, 3, dtype=torch.float64),), {}, n_stages=2, n_microbatches=4)
+
+    def loss_fn(output, target):
+        return F.cross_entropy(output, target, ignore_index=ignored)
+
+    x, target = torch.randn(8, 3, dtype=torch.float64), torch.tensor([1, 1, 1, ignored, 0, 1, 2, 1])
+    with caplog.at_level(logging.WARNING, logger="autopipe"):
+        Runtime(*made, loss_fn=loss_fn).step(x, target=target)
+    assert f"(target != {ignored}).sum()" in caplog.text

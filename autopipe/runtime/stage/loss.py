@@ -19,6 +19,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from ...errors import AutopipeError, InputError, StepError
 from ...stages import own_loss
 from ...tracing.inputs.structure import flatten, unflatten
+from ...tracing.sizes.other_masks import LEFT_OUT
 from ..data.outputs import Outputs, weighted
 from ..data.weights import Weigher
 from ..options import Options, is_due
@@ -35,6 +36,8 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 HALF_TOLERANCE = 3e-2
 KEPT_BYTES = 1 << 24
 """Outputs of all microbatches are kept to be asked about together where they take no more than this."""
+_MOST_LABELS = 64
+"""How many labels are tried for the one that does not count."""
 MOST_CUTS = 8
 """So many ways to cut a batch in rows are asked about when they are met."""
 
@@ -209,7 +212,8 @@ class Loss:
         is_other = not is_close(again, losses[0].item())
         if math.isfinite(found + weighed) and not is_close(found, weighed) and not is_other:
             which = "all" if stop - start == len(self._rows) else f"microbatches {start} and {stop - 1}"
-            self._warn(f"it gives {found:.6g} for {which} together, which weigh up to {weighed:.6g}")
+            label = _left_out(batch.targets, losses, lambda mean: is_close(found, mean))
+            self._warn(f"it gives {found:.6g} for {which} together, which weigh up to {weighed:.6g}", label)
         elif is_other and not is_drawn:
             self._warn(f"it gives {again:.6g} where it gave {losses[0].item():.6g} before for the same")
         elif name := next((n for n, b in others.items() if not _are_close(b, left[n], tolerance)), ""):
@@ -223,16 +227,29 @@ class Loss:
         with _lent(self._loss_fn, held):
             return self._loss_fn(output, target).item(), _buffers(self._loss_fn)
 
-    def _warn(self, why: str) -> None:
+    def _warn(self, why: str, label: int = LEFT_OUT) -> None:
+        """``label`` is what marks those that do not count."""
         self._asks = False
         _logger.warning(
             "the loss of the full batch is not the weighted sum of loss_fn's losses of its microbatches: %s; "
             "gradients differ from the full batch's as much. Pass loss_weight=lambda args, kwargs, target: "
-            "(target != -100).sum() for a mean over labels that count, no loss_fn for the loss that the "
+            "(target != %d).sum() for a mean over labels that count, no loss_fn for the loss that the "
             "model makes, loss_reduction='sum' for a sum, or n_microbatches=1 for a loss that compares "
             "rows or keeps something from call to call",
             why,
+            label,
         )
+
+
+def _left_out(targets: Sequence[Any], losses: Sequence[Tensor], is_it: Callable[[float], bool]) -> int:
+    """The label without which microbatches weigh up to what they are together; torch's own if none is."""
+    labels = [t for t in targets if isinstance(t, Tensor) and t.dtype is torch.int64]
+    if len(labels) == len(losses):
+        for label in torch.cat([t.flatten() for t in labels]).unique()[:_MOST_LABELS].tolist():
+            weights = [(t != label).sum() for t in labels]
+            if is_it((weighted(losses, weights) / sum(weights)).item()):
+                return int(label)
+    return LEFT_OUT
 
 
 def _joined(targets: Sequence[Any], axis: int) -> Any:

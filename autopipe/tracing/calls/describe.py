@@ -15,11 +15,17 @@ from .named import qualified_name
 __all__ = ["call_and_place", "example_of", "expression"]
 
 _DEPTH = 4
-_SIGNS = {
-    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
-    "matmul": "@", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "and_": "&",
-    "or_": "|", "xor": "^",
-}  # fmt: skip
+_LEVELS = (
+    {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="},
+    {"or_": "|"},
+    {"xor": "^"},
+    {"and_": "&"},
+    {"add": "+", "sub": "-"},
+    {"mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "matmul": "@"},
+    {"pow": "**"},
+)
+"""Signs that bind ever closer."""
+_SIGNS = {name: (sign, level) for level, signs in enumerate(_LEVELS) for name, sign in signs.items()}
 
 
 def expression(value: Any, depth: int = _DEPTH) -> str:
@@ -36,7 +42,12 @@ def expression(value: Any, depth: int = _DEPTH) -> str:
     given += [f"{k}={expression(v, depth - 1)}" for k, v in value.kwargs.items()]
     name = _name(value)
     if name in _SIGNS and len(given) == 2:
-        return f"{given[0]} {_SIGNS[name]} {given[1]}"
+        sign, level = _SIGNS[name]
+        binds = [_SIGNS[n][1] if (n := _name(a)) in _SIGNS else len(_LEVELS) for a in value.args]
+        # of signs that bind alike the left ones come first, and comparisons form no chain
+        least = (level + (sign in ("**", *_LEVELS[0].values())), level + (sign != "**"))
+        a, b = (f"({g})" if bind < to else g for g, bind, to in zip(given, binds, least, strict=True))
+        return f"{a} {sign} {b}"
     if value.op == "call_method" or name == "getitem":
         owner = f"({given[0]})" if _name(value.args[0]) in _SIGNS else given[0]
         return f"{owner}[{given[1]}]" if name == "getitem" else f"{owner}.{name}({', '.join(given[1:])})"
