@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import fx
@@ -43,7 +43,8 @@ def build(capture: Capture, plan: Plan) -> tuple[Stage, ...]:
         )
     flow = _Flow(capture, plan)
     stages = tuple(_stage(capture, plan, flow, s) for s in range(plan.n_stages))
-    _adopt_leftovers(capture, stages)
+    for stage in stages:
+        attach(stage, capture.model, [n for n, s in flow.leftovers.items() if s == stage.index], {})
     return stages
 
 
@@ -66,18 +67,20 @@ class _Flow:
     """Which stage computes each op, and which values each stage takes and gives, over all forms."""
 
     def __init__(self, capture: Capture, plan: Plan) -> None:
-        self.home = _homes(capture, plan)
+        self.home = {**plan.stages_of}
         self.last = plan.n_stages - 1
         self._check_all_placed(capture)
         self.planned = capture.ops.by_name.keys()
+        sized = {id(f.graph) for forms in capture.forms.values() for f in forms if f.for_sizes}
+        planned = [g for g in distinct_graphs(capture) if id(g) not in sized]
+        self.held = {(name, s) for g in planned for n in g.nodes for name, s in self._state(capture, n)}
+        self.leftovers = _leftovers(capture, self.held)
+        self._place_unplanned(capture)
         self.order = {**capture.ops.position}
         for name in self.home:
             self.order.setdefault(name, len(self.order))
         is_last = all(self.last in self.home[name] for name in capture.ops.last)
         self.tail = frozenset(capture.ops.tail if is_last else ())
-        sized = {id(f.graph) for forms in capture.forms.values() for f in forms if f.for_sizes}
-        planned = [g for g in distinct_graphs(capture) if id(g) not in sized]
-        self.held = {(name, s) for g in planned for n in g.nodes for name, s in self._state(capture, n)}
         self.unfit = [g for g in distinct_graphs(capture) if not self._is_fit(capture, plan, g)]
         self.graphs = [g for g in distinct_graphs(capture) if g not in self.unfit]
         takes: list[dict[str, None]] = [{} for _ in plan.stages]
@@ -101,7 +104,8 @@ class _Flow:
         """Whether a form that is for other sizes can run under the plan; the others must."""
         if not any(f.for_sizes and f.graph is graph for forms in capture.forms.values() for f in forms):
             return True
-        if any(used not in self.held for node in graph.nodes for used in self._state(capture, node)):
+        state = {used for node in graph.nodes for used in self._state(capture, node)}
+        if any(used not in self.held and self._adopted(used[0]) != {used[1]} for used in state):
             return False
         pairs = [(v.name, node.name) for node in graph.nodes for v in node.all_input_nodes]
         if any(self.home[a][0] > min(self.home[b]) for a, b in pairs if a in self.home and b in self.home):
@@ -115,11 +119,21 @@ class _Flow:
 
     def _state(self, capture: Capture, node: fx.Node) -> Iterator[tuple[str, int]]:
         """What of the model a node uses, weights among it, and the stages where it does."""
-        names = [str(node.target)] if node.op == "call_module" else []
-        read = (str(v.target) for v in node.all_input_nodes if v.op == "get_attr")
-        names += [n for n in read if n not in capture.constants and not is_own(n)]
         for stage in self.home.get(node.name, ()):
-            yield from ((name, stage) for name in names)
+            yield from ((name, stage) for name in _used(capture, node))
+
+    def _adopted(self, name: str) -> set[int]:
+        """The stages that have weights at a path, or below it, which no op that is planned uses."""
+        return {s for n, s in self.leftovers.items() if name in _with_parents(n)}
+
+    def _place_unplanned(self, capture: Capture) -> None:
+        """What forms compute that the plan does not know: where its weights are, or the last it takes is."""
+        for node in (node for graph in distinct_graphs(capture) for node in graph.nodes):
+            is_call = node.op not in ("placeholder", "get_attr", "output")
+            if is_call and node.name not in self.home and node.name not in self.planned:
+                behind = [self.home[v.name][0] for v in node.all_input_nodes if v.name in self.home]
+                adopted = [s for name in _used(capture, node) for s in self._adopted(name)]
+                self.home[node.name] = (max(adopted or behind, default=0),)
 
     def blocks(self, stage: StagePlan, nodes: Sequence[fx.Node]) -> list[set[str]]:
         """What runs again together; what no plan knows of joins the last that it takes."""
@@ -196,16 +210,11 @@ class _Flow:
         return True
 
 
-def _homes(capture: Capture, plan: Plan) -> dict[str, tuple[int, ...]]:
-    """The stages of each op, and of what is computed at other sizes alone: where the last it takes is."""
-    homes = {**plan.stages_of}
-    for graph in distinct_graphs(capture):
-        for node in graph.nodes:
-            is_call = node.op not in ("placeholder", "get_attr", "output")
-            if is_call and node.name not in homes and node.name not in capture.ops.by_name:
-                behind = [homes[v.name][0] for v in node.all_input_nodes if v.name in homes]
-                homes[node.name] = (max(behind, default=0),)
-    return homes
+def _used(capture: Capture, node: fx.Node) -> list[str]:
+    """What of the model a node uses, weights among it."""
+    read = (str(v.target) for v in node.all_input_nodes if v.op == "get_attr")
+    names = [n for n in read if n not in capture.constants and not is_own(n)]
+    return [str(node.target), *names] if node.op == "call_module" else names
 
 
 def distinct_graphs(capture: Capture) -> list[fx.Graph]:
@@ -244,8 +253,8 @@ def _stage(capture: Capture, plan: Plan, flow: _Flow, index: int) -> Stage:
 
 def _refused(*values: Any) -> NoReturn:
     raise InputError(
-        "inputs of these sizes take the model's layers in another order than the plan has them; capture with "
-        "an example of these sizes and plan for it"
+        "these inputs take the model's layers in another order than the plan has them; capture with an "
+        "example like them and plan for it"
     )
 
 
@@ -287,20 +296,35 @@ def _subgraph(
     return part
 
 
-def _adopt_leftovers(capture: Capture, stages: tuple[Stage, ...]) -> None:
-    """Give parameters and buffers that no op reads, and further names of tied ones, a stage each."""
+def _leftovers(capture: Capture, held: Collection[tuple[str, int]]) -> dict[str, int]:
+    """Parameters and buffers that no op reads, and further names of tied ones, each with a stage.
+
+    That is the one of the weights whose names share most with theirs, of several those that the model has
+    nearest to them.
+    """
     model = capture.model
-    held = [{*dict(s.named_parameters(remove_duplicate=False)), *dict(s.named_buffers())} for s in stages]
     everything = [n for n, _ in model.named_parameters(remove_duplicate=False)]
     everything += [n for n, _ in model.named_buffers(remove_duplicate=False)]
+    first = dict(sorted(held, key=lambda use: -use[1]))
+    stage_of = {n: min(s) for n in everything if (s := [first[p] for p in _with_parents(n) if p in first])}
+    place = {name: x for x, name in enumerate(everything)}
+    out: dict[str, int] = {}
     for name in everything:
-        if any(name in names for names in held):
-            continue
-        aliases = capture.ops.parameter[name].names if name in capture.ops.parameter else (name,)
-        nearest = max(
-            range(len(stages)), key=lambda s: (max(_shared(name, n, aliases) for n in held[s] | {""}), -s)
-        )
-        attach(stages[nearest], model, [name], {})
+        if name not in stage_of:
+            aliases = capture.ops.parameter[name].names if name in capture.ops.parameter else (name,)
+            nearest = max(
+                stage_of,
+                key=lambda n: (_shared(name, n, aliases), -abs(place[n] - place[name])),
+                default=None,
+            )
+            out[name] = stage_of[nearest] if nearest is not None else 0
+    return out
+
+
+def _with_parents(path: str) -> list[str]:
+    """A dotted path and those of what holds it."""
+    parts = path.split(".")
+    return [".".join(parts[: x + 1]) for x in range(len(parts))]
 
 
 def _shared(name: str, other: str, aliases: tuple[str, ...]) -> int:

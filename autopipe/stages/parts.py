@@ -51,7 +51,7 @@ class Part:
         self.bring(node)
         stream = node.meta.get("stream")
         op = self.ops.by_name.get(node.name)
-        if stream is not None and op is not None and op.is_random:
+        if stream is not None and (op is None or op.is_random):
             rest = (stream.start, dict(stream.counts)) if stream.start or stream.counts else ()
             self.graph.call_function(rng.reseed, (stream.owner, *rest))
         copied = self.graph.node_copy(node, self.copies.__getitem__)

@@ -341,8 +341,9 @@ class CaptureForms:
         """Inputs of the example's sizes that ask for the form with this number, where some are found."""
         if self.session.device.type == "meta":
             return None
-        setting = self.distinct[flag][0][number].setting
-        choices = (setting.apply(g) for g in (self.tensors, *witnesses(self.tensors)))
+        form = self.distinct[flag][0][number]
+        known = [form.given] if form.given else [self.tensors, *witnesses(self.tensors)]
+        choices = (form.setting.apply(g) for g in known)
         return next((g for g in choices if self._asks_for(flag, number, g)), None)
 
     def is_of_the_example(self, flag: bool, given: Mapping[str, torch.Tensor]) -> bool:

@@ -86,7 +86,7 @@ def forms_on(
     inputs, tensors = Inputs.of(session.model, *given)
     policy, kept = session.policy, {*session.attempt.functions}
     with session.on(*given):
-        recorded = session.again()
+        recorded = session.again(divides=False)
         if recorded is None or session.policy != policy or {*session.attempt.functions} != kept:
             raise CaptureError("the model is taken apart otherwise at these sizes")
         firsts = {id(records[0]): records[0] for records in recorded.values()}
@@ -122,29 +122,39 @@ def _forms(made: CaptureForms, recorded: Mapping[bool, list[Recording]]) -> dict
 def _check_alike(made: CaptureForms, forms: Iterable[Recording]) -> None:
     """Raise :class:`CaptureError` where a form calls more than a plan for the others can place.
 
-    That is what holds weights that the others do not use, draws, or writes where the others do not; all else
-    goes where its values are.
+    That is what draws, writes where the others do not, or is called whole and holds weights of which others
+    use a part; all else goes where its values are, or weights that no other uses.
     """
     known = {c.name: c for c in made.calls}
     state = {(c.op, c.target) for c in made.calls if c.op in ("call_module", "get_attr")}
+    used = {f"{target}." for _, target in state}
+
+    def is_unused(path: str) -> bool:
+        return not any(u.startswith(f"{path}.") or f"{path}.".startswith(u) for u in used)
+
     for call in (c for form in forms for c in form.calls if c.op not in ("placeholder", "output")):
         other = known.get(call.name)
         if other is not None:
             # in one mode a call may write less than in the other
             is_placed = bool(call.writes) <= bool(other.writes) and {*call.mutated} <= {*other.mutated}
+        elif call.op == "call_module" and is_unused(call.target):
+            is_placed = _only_gives(call)  # it draws from a stream of its own
         elif call.op == "call_module":
-            is_placed = (call.op, call.target) in state and _only_gives(call)
+            is_placed = (call.op, call.target) in state and _only_gives(call) and not call.is_random
         elif call.op == "get_attr" and call.depends:
-            is_placed = (call.op, call.target) in state
+            is_placed = (call.op, call.target) in state or is_unused(call.target)
         else:
             is_placed = call.is_pure or call.is_check
         if not is_placed:
-            raise CaptureError(f"{call.name} is called at these sizes alone")
+            raise CaptureError(
+                f"{call.name} draws, writes or holds weights in a way that no form planned for has; capture "
+                "with an example that leads there"
+            )
 
 
 def _only_gives(call: Call) -> bool:
-    """Whether all that the call of a module does is to give a value."""
-    return not (call.is_random or call.has_effect or call.writes or call.mutated or call.keeps)
+    """Whether all that the call of a module does is to give a value, or to draw."""
+    return not (call.has_effect or call.writes or call.mutated or call.keeps)
 
 
 def takes_more(made: CaptureForms, device: torch.device) -> bool:

@@ -504,6 +504,46 @@ def kinds_that_were_not_met_are_recorded():
                 optimizer.zero_grad()
 
 
+class Tasks(nn.Module):
+    """Has a head for each of many tasks, which a number tells."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.heads = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(12))
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x, task):
+        for linear in self.inner:
+            x = torch.tanh(linear(x))
+        return self.last(self.heads[task.item()](x))
+
+
+def tasks_that_were_not_met_train_their_own_heads():
+    """Each rank has the heads that no form was recorded for, and trains them once they are asked for."""
+    world = dist.get_world_size()
+    for source, release in ((None, False), (0, True)):
+        torch.manual_seed(0)
+        x = torch.randn(4, 8, dtype=torch.float64)
+        made = make(Tasks().double(), (x, torch.tensor(0)), {}, n_stages=world)
+        plain = copy.deepcopy(made[0].model)
+        runtime = Runtime(*made, loss_fn=F.mse_loss, feed=source, release=release)
+        optimizers = [torch.optim.Adam(m.parameters(), 0.1) for m in (runtime, plain)]
+        for task in (1, 11, 0, 10, 11):
+            x, target = torch.randn(2, 4, 8, dtype=torch.float64)
+            step = functools.partial(runtime.step, n_microbatches=2)
+            if source in (None, dist.get_rank()):
+                step = functools.partial(step, x, torch.tensor(task), target=target)
+            wanted = F.mse_loss(plain(x, torch.tensor(task)), target)
+            wanted.backward()
+            assert abs(step().loss.item() - wanted.item()) < EXACT, (source, task)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        own, weights = dict(runtime.named_parameters()), dict(plain.named_parameters())
+        assert worst(own, {n: weights[n] for n in own}) < EXACT
+
+
 class Scaled(nn.Module):
     """Begins with a buffer of one rank's, which no step writes."""
 
@@ -681,6 +721,7 @@ def what_hangs_on_ranks():
 def everything():
     sizes_may_take_another_way()
     kinds_that_were_not_met_are_recorded()
+    tasks_that_were_not_met_train_their_own_heads()
     ragged_patches()
     accumulation_and_zero_grad()
     overflow_and_autocast()

@@ -390,9 +390,8 @@ def test_what_goes_by_how_much_a_layer_gives_is_asked_of_inputs_where_sizes_are_
     model, x = Counting(), torch.linspace(-1, 1, 32).view(8, 4)
     x[:, 0] = 1
     found = capture(model, (x,), dynamic=False)
-    torch.testing.assert_close(found(x + 1), model(x + 1))
-    with pytest.raises(InputError, match=r"chosen\(x\)\.size\(0\), 6"):
-        found(x - torch.arange(8).view(8, 1))
+    for given in (x, x + 1, x - torch.arange(8).view(8, 1)):
+        torch.testing.assert_close(found(given), model(given))
 
 
 class Summing(Counting):

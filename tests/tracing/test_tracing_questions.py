@@ -1,6 +1,7 @@
 """Branches on values of the inputs: one form for each way they come out, chosen before a batch runs."""
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -167,6 +168,78 @@ def test_a_number_met_for_the_first_time_is_recorded_then_but_not_by_what_only_b
     with pytest.raises(autopipe.InputError, match=told):
         captured.bind((x, lengths.clamp(max=4)))
     torch.testing.assert_close(captured(x, lengths.clamp(max=4)), model(x, lengths.clamp(max=4)))
+
+
+class Tasks(nn.Module):
+    """Has a head for each of some tasks, which a number tells."""
+
+    def __init__(self, choose: Callable[[nn.ModuleList, Tensor], nn.Module], n_tasks: int = 3) -> None:
+        super().__init__()
+        self.body, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(2, 2)
+        self.heads = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 2), nn.Dropout(0.5)) for _ in range(n_tasks)
+        )
+        self.choose = choose
+
+    def forward(self, x: Tensor, task: Tensor) -> Tensor:
+        return self.last(self.choose(self.heads, task)(self.body(x).relu()))
+
+
+def _by_case(heads: nn.ModuleList, task: Tensor) -> nn.Module:
+    number = task.item()
+    return heads[0] if number == 0 else heads[1] if number == 7 else heads[2]
+
+
+CHOICES = [
+    lambda heads, task: heads[task.item()],
+    lambda heads, task: heads[0] if task.item() == 0 else heads[1],
+    lambda heads, task: heads[int(task.view(1)[0])],
+    lambda heads, task: getattr(heads, f"{int(task)}"),
+    lambda heads, task: heads[0] if float(task) < 0.5 else heads[1],
+    _by_case,
+]
+
+
+@pytest.mark.parametrize("choose", CHOICES)
+@pytest.mark.parametrize("example", [0, 1])
+def test_layers_that_a_number_chooses_are_all_in_the_plan(
+    choose: Callable[[nn.ModuleList, Tensor], nn.Module], example: int
+) -> None:
+    torch.manual_seed(0)
+    model, x = Tasks(choose).double(), torch.randn(4, WIDTH).double()
+    pipe = autopipe.split(model, 2, (x, torch.tensor(example)), costs="estimated", n_microbatches=2)
+    captured = pipe.graph
+    n_forms = len(captured.forms[True])
+    for task in (0, 1, 2, 7) if choose is _by_case else (0, 1):
+        for training in (False, True):
+            model.train(training)
+            given = x, torch.tensor(task)
+            for run in (captured, pipe):
+                torch.manual_seed(1)
+                found = run(*given)
+                assert found.shape == (4, 2)
+                if not training:
+                    torch.testing.assert_close(found, model(*given))
+    assert len(captured.forms[True]) == n_forms > 1
+
+
+def test_layers_that_no_form_planned_calls_are_where_their_weights_are() -> None:
+    torch.manual_seed(0)
+    model = Tasks(CHOICES[0], 12).double()
+    given = torch.randn(4, WIDTH).double(), torch.tensor(0)
+    pipe = autopipe.split(model, 2, given, costs="estimated", n_microbatches=2)
+    runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
+    planned = {op.name for op in pipe.graph.ops.compute}
+    assert not any("heads_11" in name for name in planned)
+    model.eval()
+    found = runtime.step(given[0], torch.tensor(11)).loss
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    assert {n.split(".")[1] for n in gradients if n.startswith("heads")} == {"11"}
+    expected = model(given[0], torch.tensor(11)).square().mean()
+    torch.testing.assert_close(found.detach().as_subclass(Tensor), expected.detach())
+    held_to = torch.autograd.grad(expected, [dict(model.named_parameters())[n] for n in gradients])
+    for name, gradient in zip(gradients, held_to, strict=True):
+        torch.testing.assert_close(gradients[name], gradient)
 
 
 def test_a_branch_on_what_layers_made_is_refused_with_its_line() -> None:

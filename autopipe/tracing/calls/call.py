@@ -182,7 +182,8 @@ class Recording:
     the code may do otherwise in the other mode; ``carried`` the attributes, with the training flag of the
     calls that leave them, which calls in the other mode go by; ``modes`` the training flag, the path and
     the mode left there of each module that glue sets to a mode; ``replaced`` the buffers that glue puts
-    others in the place of, which the calls write to.
+    others in the place of, which the calls write to; ``given`` the inputs it was made on, where those are not
+    the example.
     ``program`` is how it was last run again.
     """
 
@@ -206,6 +207,7 @@ class Recording:
     carried: frozenset[tuple[bool, str]] = frozenset()
     modes: frozenset[tuple[bool, str, bool]] = frozenset()
     replaced: frozenset[str] = frozenset()
+    given: Mapping[str, torch.Tensor] | None = dataclasses.field(default=None, repr=False, compare=False)
     program: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @property

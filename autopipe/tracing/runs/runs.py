@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
 import sys
+import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -51,6 +53,7 @@ from .same_in_eval import evaluated
 __all__ = ["AS_GIVEN", "Attempt", "Refused", "Runs"]
 
 AS_GIVEN = Setting()
+_LIBRARIES = str(pathlib.Path(torch.__file__).parent), str(pathlib.Path(__file__).parents[2])
 
 
 class Refused(ModelError):
@@ -66,9 +69,10 @@ class Attempt:
     functions that something holds stay whole too, and statements around those that leave what no graph can.
     ``functions`` stay whole, and those that read data at the lines ``kept``; ``met_number``: a number in the
     data was asked for. Forward hooks of the leaves ``hooked`` keep what others then use; the code
-    around those ``moded`` sets their modes. The leaves ``divided`` were opened only for more to cut. Methods
-    ``told``, by (path, name), set what leaves go by; those of modules at the paths ``watched`` may. Numbers
-    ``settled`` where they are made of sizes are read in C and stay as they are.
+    around those ``moded`` sets their modes. The leaves ``divided`` were opened only for more to cut, which
+    none is where nothing ``divides``. Methods ``told``, by (path, name), set what leaves go by; those of
+    modules at the paths ``watched`` may. Numbers ``settled`` where they are made of sizes are read in C and
+    stay as they are.
     """
 
     policy: Policy
@@ -84,6 +88,7 @@ class Attempt:
     watched: set[str] = dataclasses.field(default_factory=set)
     told: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     divided: list[str] = dataclasses.field(default_factory=list)
+    divides: bool = True
     settled: set[NumberSource] = dataclasses.field(default_factory=set)
     obstacles: list[str] = dataclasses.field(default_factory=list)
     met_number: bool = False
@@ -350,6 +355,11 @@ class Runs:
             self.run(training)
         except Exception as own:
             mode = "training" if training else "evaluation"
+            if self.device.type == "meta":  # where its own run may fail earlier, by what a recording answers
+                raise Refused(
+                    f"{name} cannot be run in {mode} mode on the meta device: {_short(error)} (at "
+                    f"{_place(error)}); where sizes are in the data, give the model weights and inputs"
+                ) from error
             said = f"{name}'s own forward fails in {mode} mode on the example arguments: {_short(own)}"
             raise Refused(f"{said}; pass args and kwargs it can run on") from own
         if failed:
@@ -417,9 +427,7 @@ def _short(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    trace = error.__traceback__
-    place = "unknown place"
-    while trace is not None:
-        place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return place
+    """The last line that is neither torch's nor of this package, where there is one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith(_LIBRARIES)] or frames
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else "unknown place"

@@ -38,6 +38,7 @@ from ..inputs.arguments import Inputs
 from ..patches import patches
 from ..state.state import Snapshot
 from .hidden_sizes import NumberSource, Shift, Tried, is_alike, longest_of, misread
+from .other_numbers import otherwise
 from .runs import AS_GIVEN, Attempt, Refused, Runs
 from .settings import settings, under
 
@@ -126,18 +127,27 @@ class Session:
     def on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
         """Within it the example is another."""
         runs = self.runs
-        before = self.args, self.kwargs, self.refused
+        before, answers = (self.args, self.kwargs, self.refused), runs.answers
         self.args, self.kwargs = runs.args, runs.kwargs = args, kwargs
+        runs.answers = {}
         try:
             yield
         finally:
             self.args, self.kwargs, self.refused = before
             runs.args, runs.kwargs = before[:2]
+            runs.answers = answers
 
     def again(
-        self, functions: Iterable[Function | Method | Statement] = (), closed: Iterable[str] = ()
+        self,
+        functions: Iterable[Function | Method | Statement] = (),
+        closed: Iterable[str] = (),
+        *,
+        divides: bool = True,
     ) -> dict[bool, list[Recording]] | None:
-        """Other recordings, in which functions or modules stay whole; None where that cannot be."""
+        """Other recordings, in which functions or modules stay whole; None where that cannot be.
+
+        No further leaf is opened for more to cut where nothing ``divides``.
+        """
         before = self.attempt
         self.attempt = dataclasses.replace(
             before,
@@ -145,6 +155,7 @@ class Session:
             functions=dict.fromkeys((*before.functions, *functions)),
             tried=set(before.tried),
             settled=set(before.settled),
+            divides=divides,
         )
         try:
             with patches.applied(self.model.modules()) as self.runs.route:
@@ -188,7 +199,8 @@ class Session:
         for _ in range(_MOST_TRIES):
             try:
                 evaluation, training, tried = self.in_both_modes()
-                leaf = self.policy.to_open([c.target for c in training.calls if c.op == "call_module"])
+                called = [c.target for c in training.calls if c.op == "call_module"]
+                leaf = self.policy.to_open(called) if self.attempt.divides else None
                 if leaf is None or (leaf, False) in self.attempt.tried:
                     if tried is None or not (read := self.misread(training, evaluation, tried)):
                         return self.with_others(training, evaluation)
@@ -318,37 +330,60 @@ class Session:
         return out
 
     def outcomes(self, natural: Recording, setting: Setting = AS_GIVEN) -> list[Recording]:
-        """A recording, and others in which reads of inputs that give a truth come out the other way.
+        """A recording, and others in which reads of inputs come out otherwise.
 
-        The model's Python is made to believe so; where it then cannot be recorded, that outcome is left out.
+        Of one that gives a truth the model's Python is made to believe the other; where it then cannot be
+        recorded, that outcome is left out. What goes by a number is recorded on inputs with another.
         """
         out, queue = [natural], [(natural, 0)]
         while queue and len(out) < _MOST_FORMS:
             known, start = queue.pop(0)
             for place, branch in enumerate(known.branches[start:], start):
-                if not (isinstance(branch.outcome, bool) and branch.is_forceable):
-                    continue
-                other = self.forced(known, place, setting)
-                if other is not None:
+                is_forced = isinstance(branch.outcome, bool) and branch.is_forceable
+                other_way = self.forced if is_forced else self.with_other_numbers
+                for other in other_way(known, place, setting):
+                    if not isinstance(branch.outcome, bool) and not _holds_more(other, out):
+                        break  # a length or a count, of which there are many
                     out.append(other)
                     queue.append((other, place + 1))
+                    if len(out) >= _MOST_FORMS:
+                        break
         return out
 
-    def forced(self, known: Recording, place: int, setting: Setting) -> Recording | None:
-        """The recording in which the read at ``place`` comes out the other way; None where there is none."""
+    def with_other_numbers(self, known: Recording, place: int, setting: Setting) -> Iterator[Recording]:
+        """Recordings on inputs with other numbers, by which the read at ``place`` comes out otherwise."""
+        branch = known.branches[place]
+        if branch.of_setting or not isinstance(branch.outcome, (int, str)) or self.device.type == "meta":
+            return
+        inputs, tensors = Inputs.of(self.model, self.args, self.kwargs)
+        for given in otherwise(self.model, known, place, known.given or tensors, self.device):
+            try:
+                with self.on(*inputs.rebuild(self.model, given)):
+                    other = self.runs.record(self.attempt, known.training, (), setting)
+            except FollowCasts:
+                raise
+            except (CaptureError, ModelError, Restart):
+                continue
+            other.given = given
+            if other.modes == known.modes:
+                yield other
+
+    def forced(self, known: Recording, place: int, setting: Setting) -> Iterator[Recording]:
+        """The recording in which the read at ``place`` comes out the other way, where there is one."""
         branch = known.branches[place]
         script = (*(b.outcome for b in known.branches[:place]), not branch.outcome)
         try:
             other = self.runs.record(self.attempt, known.training, script, setting, quiet(known.calls))
-            return other if other.modes == known.modes else None
         except (CaptureError, ModelError):
-            return None
+            return
         except FollowCasts:
             raise
         except Restart:
             if branch.in_function:
                 raise KeepReads(branch.source) from None
-            return None
+            return
+        if other.modes == known.modes:
+            yield other
 
     def keep(self, found: KeepFunction) -> None:
         """Keep a function whole; a statement that is so already, with those around it."""
@@ -398,3 +433,12 @@ class Session:
         self.adjust(CloseModule("" if path in self.first_policy.closed else path, why))
         self.attempt.obstacles.pop()
         self.first_policy = self.first_policy.with_closed(self.policy.closed)
+
+
+def _holds_more(recording: Recording, known: Iterable[Recording]) -> bool:
+    """Whether a recording calls weights or other state of the model that none of the known does."""
+
+    def state(of: Recording) -> set[str]:
+        return {c.target for c in of.calls if c.op == "call_module" or (c.op == "get_attr" and c.depends)}
+
+    return bool(state(recording).difference(*map(state, known)))
