@@ -204,3 +204,36 @@ def test_open_code_that_holds_back_gradients_of_rows_that_it_asks_for_is_no_mixi
     plain(more, more).backward()
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+class Rounded(nn.Module):
+    """Rounds as numbers of eight bits would be, within what it has seen in training; nothing, at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("least", torch.tensor(torch.inf))
+        self.register_buffer("most", torch.tensor(-torch.inf))
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.least.copy_(torch.minimum(self.least, x.min()))
+                self.most.copy_(torch.maximum(self.most, x.max()))
+        step = (self.most - self.least).clamp(min=1e-8) / 255
+        rounded = ((x - self.least) / step).round().clamp(0, 255) * step + self.least
+        return x + (rounded - x).detach()
+
+
+def test_what_gives_no_numbers_before_it_has_seen_any_mixes_rows_in_training_alone(caplog):
+    torch.manual_seed(0)
+    model = nn.Sequential(Rounded(), nn.Linear(6, 16), nn.ReLU(), Rounded(), nn.Linear(16, 2)).double()
+    x, target = torch.randn(8, 6).double(), torch.randn(8, 2).double()
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2)
+    runtime = pipe.runtime(loss_fn=F.mse_loss)
+    runtime.step(x, target=target)
+    assert "in training: 0 at" in caplog.text
+    caplog.clear()
+    model.eval()
+    found = runtime.step(x, target=target).loss.detach().as_subclass(torch.Tensor)
+    torch.testing.assert_close(found, F.mse_loss(model(x), target).detach())
+    assert not caplog.text

@@ -53,7 +53,7 @@ def mixed_in_gradients(
     ``run`` runs a form that draws no noise on rows a and b in places. What has rows is to have the gradients
     of row a beside b as beside a; a number those that are the mean of both rows', with one of the ``shares``
     for row a, or whatever they are where there are none. On ``more`` rows, so many of each, all are to be
-    what they are on two.
+    what they are on two. What is no number has no gradients to tell by, as before an observer has seen any.
     """
     weights = [p for p in model.parameters() if p.requires_grad]
     named = {id(call): call for call in calls}
@@ -71,7 +71,7 @@ def mixed_in_gradients(
         found = {}
         for (number, i), tensor in kept.items():
             along = axes(named[number], i, dim, shapes)
-            if _seed(tensor, along, places) is not None:
+            if not tensor.isnan().any() and _seed(tensor, along, places) is not None:
                 found[number, i] = gradient_of([(tensor, along)], weights, places)
         return found
 
