@@ -82,7 +82,7 @@ def _verdict(trap: Trap) -> tuple[str, str]:
         return found.answer(run_stages(found, stages, args, kwargs), args, kwargs)
 
     try:
-        placed = frozenset(name for op in found.ops.ops for name in op.parameters)
+        placed = frozenset(n for s in stages for n, _ in s.named_parameters(remove_duplicate=False))
         refused = _calls(trap, twin, model, pipe, placed, contextlib.nullcontext)
         if trap.later is not None:
             trap.later(twin)
