@@ -262,15 +262,17 @@ def _open_heaviest(
 ) -> tuple[Capture, tuple[str, ...]] | None:
     """The capture with its costliest leaf (of the fullest rank, once there is a plan) and its like opened.
 
-    So are parts that are most of it and would be next: each time the model is recorded anew. A leaf that
-    fixes sizes when opened stays whole, unless there is no plan and nothing else to open.
+    So are parts that are most of it and would be next: each time the model is recorded anew. Not where blocks
+    run again to fit memory: which of them do is harder to find the more there are. A leaf that fixes sizes
+    when opened stays whole, unless there is no plan and nothing else to open.
     """
     names, much_s = {op.name for op in capture.ops.compute}, math.inf
     if plan is not None:
         loads = _loads_s(plan)
         fullest = loads.index(max(loads))
         names = {op for stage in plan.stages if stage.rank == fullest for op in stage.ops}
-        much_s = AGAIN * sum(loads) / len(loads)
+        is_short = any(stage.recompute or stage.recomputed for stage in plan.stages)
+        much_s = math.inf if is_short else AGAIN * sum(loads) / len(loads)
     modules = [op for op in capture.ops.compute if op.kind == "module"]
     made = {op.module_path: capture.model.get_submodule(op.module_path) for op in modules}
     likeness = {path: _likeness(module) for path, module in made.items()}

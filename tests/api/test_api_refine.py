@@ -173,8 +173,14 @@ class Halved(nn.Module):
         return self.second(self.first(x))
 
 
-@pytest.mark.parametrize(("kind", "parts"), [(Block, ("inner",)), (Halved, ())])
-def test_leaves_that_are_alike_are_opened_together_with_what_is_most_of_them(monkeypatch, kind, parts):
+@pytest.mark.parametrize(
+    ("kind", "parts", "recompute"),
+    [(Block, ("inner",), "never"), (Halved, (), "never"), (Block, (), "always")],
+    ids=["one part", "two parts", "run again"],
+)
+def test_leaves_that_are_alike_are_opened_together_with_what_is_most_of_them(
+    monkeypatch, kind, parts, recompute
+):
     class Even(nn.Module):
         """Four equal blocks for three stages, after a small one."""
 
@@ -192,7 +198,7 @@ def test_leaves_that_are_alike_are_opened_together_with_what_is_most_of_them(mon
     monkeypatch.setattr(
         autopipe.tracing.Capture, "open", lambda self, *paths: opened.append(paths) or once(self, *paths)
     )
-    plan = autopipe.plan(Even(), 3, (torch.randn(64, 64),), costs="estimated")
+    plan = autopipe.plan(Even(), 3, (torch.randn(64, 64),), costs="estimated", recompute=recompute)
     blocks = tuple(f"blocks.{i}" for i in range(1, 5))
     assert opened[0] == (*blocks, *(f"{block}.{part}" for block in blocks for part in parts))
     assert len(opened) == len(set(opened))
