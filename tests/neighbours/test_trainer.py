@@ -12,6 +12,15 @@ pytest.importorskip("transformers", reason="needs the transformers extra")
 pytest.importorskip("accelerate", reason="needs the accelerate extra")
 
 SCRIPT = pathlib.Path(__file__).parent / "trainer_ranks.py"
+WAYS = (
+    ("", {}),
+    ("", {"gradient_accumulation_steps": 1}),
+    ("LoraConfig", {}),
+    ("", {"label_smoothing_factor": 0.1}),
+    ("PromptTuningConfig", {}),
+    ("PromptEncoderConfig", {"gradient_accumulation_steps": 1}),
+)
+"""Adapters and arguments; each always runs with one family of models, and on demand with the other too."""
 
 
 def test_a_causal_model(tmp_path):
@@ -46,16 +55,12 @@ def test_whether_a_loss_counts_items():
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize(
-    ("adapter", "options"),
+    ("family", "adapter", "options"),
     [
-        ("", {}),
-        ("", {"gradient_accumulation_steps": 1}),
-        ("", {"label_smoothing_factor": 0.1}),
-        ("LoraConfig", {}),
-        ("PromptTuningConfig", {}),
-        ("PromptEncoderConfig", {"gradient_accumulation_steps": 1}),
+        pytest.param(family, *way, marks=[pytest.mark.slow] if (i + j) % 2 else [])
+        for i, way in enumerate(WAYS)
+        for j, family in enumerate(("gpt2", "llama"))
     ],
 )
 def test_losses_are_divided_by_the_labels_that_the_trainer_counts(tmp_path, family, adapter, options):
