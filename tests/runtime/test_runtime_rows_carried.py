@@ -6,6 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import autopipe
+from autopipe.tracing.rows import per_call_state
+from autopipe.tracing.sizes.rerun import replay
 
 
 class Keyed(nn.Module):
@@ -212,3 +214,29 @@ def test_what_a_hook_leaves_for_the_next_call_is_told(caplog):
     model, x = Hooked().double(), torch.randn(6, 4, dtype=torch.float64)
     autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3).runtime().step(x)
     assert any("n_microbatches=1" in r.getMessage() and "mean" in r.getMessage() for r in caplog.records)
+
+
+class Table(nn.Module):
+    """Scales places of a row, by a table that it fills anew for more of them than it has, or for any."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most, self.n_calls = most, 0
+        self.register_buffer("table", torch.linspace(1, 2, 16))
+
+    def forward(self, x):
+        if x.shape[1] > self.most:
+            self.n_calls += 1
+            self.table.copy_(torch.linspace(1, 2, 16) + self.n_calls)
+        return x * self.table[: x.shape[1]]
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_code_that_only_names_what_writes_is_called_twice_and_not_asked_further(monkeypatch, writes):
+    runs = []
+    monkeypatch.setattr(per_call_state, "replay", lambda *told: runs.append(told) or replay(*told))
+    model = nn.Sequential(nn.Linear(4, 4), Table(2 if writes else 8), nn.Linear(4, 4))
+    captured = autopipe.capture(model, (torch.randn(4, 4),), closed=["1"])
+    mixing = captured.forms[True][0].variation.mixing
+    assert bool(mixing.by_call or mixing.carried or mixing.always) is writes
+    assert (len(runs) == 2) is not writes

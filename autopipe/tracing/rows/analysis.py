@@ -23,7 +23,7 @@ from .held_back import holds_back, mixed_in_gradients
 from .mixing import mixing, rows_of
 from .one_row import fault_in_one_row
 from .other_answers import FormPairs, two_rows
-from .per_call_state import by_call, carried_by
+from .per_call_state import CallsInTurn, by_call, carried_by
 from .tail import find_tail
 
 __all__ = ["Chosen", "answered_apart", "with_rows", "with_rows_of_the_example", "without_rows"]
@@ -53,10 +53,10 @@ def with_rows_of_the_example(
     dim, told = batch_dim(dims), (forms, given, dims, variation.shapes, session.device)
     own = None if dim is None else OwnBackwards(session.code, dim, variation.shapes)
     found = known.mixing if known else mixing(session.code, *told, session.start, own, takes=takes)
-    asked = session.code, forms[True], given, loose, session.device, session.start
     if not (known or found.always):
-        written = () if found.training else by_call(*asked)
-        found = dataclasses.replace(found, by_call=written, carried=carried_by(*asked))
+        calls = CallsInTurn(session.code, forms[True], given, loose, session.device, session.start)
+        written = () if found.training else by_call(calls)
+        found = dataclasses.replace(found, by_call=written, carried=carried_by(calls))
 
     def tail_from(names: Collection[str]) -> Tail:
         tail = find_tail(session.code, *told, session.start, found, names, takes=takes)

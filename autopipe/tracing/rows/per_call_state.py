@@ -7,6 +7,7 @@ the one before has left, as by a queue of keys. That rows of one call depend on 
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,51 +28,98 @@ from ..state.example_data import close_to
 from ..state.state import seed
 from .results import EQUAL, SLIGHT, is_close
 
-__all__ = ["by_call", "carried_by", "carriers"]
+__all__ = ["CallsInTurn", "by_call", "carried_by", "carriers"]
 
 _logger = logging.getLogger("autopipe")
 
 
+class CallsInTurn:
+    """A training ``form`` called on batches one after another; ``start`` sets mode and state ahead of them.
+
+    Attributes
+    ----------
+    writing: the calls that may write to weights behind torch's back. carrying: see :func:`carriers`.
+    """
+
+    def __init__(
+        self,
+        code: OwnCode,
+        form: Recording,
+        given: Mapping[str, Tensor],
+        variation: Variation,
+        device: torch.device,
+        start: Callable[[bool], None],
+    ) -> None:
+        self.model, self.form, self.given, self._device, self._start = code.model, form, given, device, start
+        self.dim, self.variation = batch_dim(variation.dims), variation
+        self.written = buffers_written(code.model, [form])
+        self.writing = [c for c in form.calls if _may_write(code, c)]
+        self.carrying = carriers(code, form)
+        self._weights = [*_weights_of(code.model, self.writing)]
+
+    def after(self, *batches: Mapping[str, Tensor]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """What some batches leave, by name, and what the last of them gives."""
+        self._start(True)
+        result: tuple[Any, ...] = ()
+        for batch in batches:
+            seed(self._device)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                seen = replay(self.model, self.form, batch, self._device)
+            if any(broken(g, seen.numbers) for g in self.form.guards if id(g) in self.variation.unsure):
+                raise _Otherwise
+            result = seen.result
+        return dict(_held(self.model, self._weights)), result
+
+    @functools.cached_property
+    def other(self) -> Mapping[str, Tensor]:
+        """Other rows than those given, as many."""
+        assert self.dim is not None
+        return _other_rows(self.given, self.dim)
+
+    @functools.cached_property
+    def in_turn(self) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """See :meth:`after`: of the rows given, and then of others."""
+        return self.after(self.given, self.other)
+
+    @functools.cached_property
+    def may_leave(self) -> bool:
+        """Whether a call may leave anything: not where it only names what writes, and two leave nothing.
+
+        Nothing can be told on the meta device.
+        """
+        if self.dim is None or self.dim.packed or self._device.type == "meta":
+            return False
+        if self.form.keeps or self.written or not self.carrying <= {c.name for c in self.writing}:
+            return True
+        try:
+            before, _ = self.after() if self.writing else ({}, ())
+            left = self.in_turn[0] if self.writing else {}
+        except Exception as error:  # any Python of the model, on rows it may not take
+            _logger.debug("what a forward leaves could not be looked at: %s", error)
+            return True
+        return before.keys() != left.keys() or not all(_is_equal(before[n], left[n]) for n in left)
+
+
 @torch.no_grad()
-def by_call(
-    code: OwnCode,
-    form: Recording,
-    given: Mapping[str, Tensor],
-    variation: Variation,
-    device: torch.device,
-    start: Callable[[bool], None],
-) -> tuple[str, ...]:
+def by_call(calls: CallsInTurn) -> tuple[str, ...]:
     """The buffers and numbers, by name, that two batches leave otherwise than one of all their rows does.
 
-    Three runs of a training ``form`` or four, where it writes to any at all; ``start`` sets mode and state.
-    Weights that it writes behind torch's back are among them. Nothing is found on the meta device, nor where
-    the form is not right for twice the rows of ``given``, which ``variation`` tells.
+    Weights that are written behind torch's back are among them. Nothing is found where the form is not right
+    for twice the rows of the batch.
     """
-    dim, model = batch_dim(variation.dims), code.model
-    if dim is None or dim.packed or device.type == "meta":
-        return ()
+    dim, given = calls.dim, calls.given
     # what a layer that stays whole keeps for its next call is written, too
-    writing = [c for c in form.calls if _may_write(code, c)]
-    if not (form.keeps or writing or buffers_written(model, [form])):
+    is_asked = calls.may_leave and (calls.form.keeps or calls.writing or calls.written)
+    if dim is None or not is_asked or not calls.variation.takes_rows(2 * dim.example):
         return ()
-    weights = [*_weights_of(model, writing)]
-    if not variation.takes_rows(2 * dim.example):
-        return ()
-
-    def left_by(*batches: Mapping[str, Tensor]) -> dict[str, Any]:
-        _run(model, form, batches, variation, device, start)
-        return dict(_held(model, weights))
-
-    other = _other_rows(given, dim)
     both = dict(given)
-    both.update({name: torch.cat([given[name].detach(), other[name]], axis) for name, axis in dim.where})
+    both.update({n: torch.cat([given[n].detach(), calls.other[n]], axis) for n, axis in dim.where})
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            apart, at_once = left_by(given, other), left_by(both)
-            close = [n for n, value in at_once.items() if _is_same(value, apart.get(n), EQUAL)]
-            is_off = {n for n in close if not _is_same(at_once[n], apart[n], SLIGHT)}
-            one = left_by(given) if is_off else {}
+        apart, at_once = calls.in_turn[0], calls.after(both)[0]
+        close = [n for n, value in at_once.items() if _is_same(value, apart.get(n), EQUAL)]
+        is_off = {n for n in close if not _is_same(at_once[n], apart[n], SLIGHT)}
+        one = calls.after(given)[0] if is_off else {}
     except _Otherwise:
         return ()
     except Exception as error:  # any Python of the model, on rows it may not take
@@ -80,6 +128,28 @@ def by_call(
     # what is the same to the last digit after any one call goes by their number, not by how rows add up
     alike = {n for n in close if n not in is_off or not _is_equal(at_once[n], one.get(n))}
     return tuple(name for name in at_once if name not in alike)
+
+
+@torch.no_grad()
+def carried_by(calls: CallsInTurn) -> str:
+    """In words, what a second call goes by that the first one has left; or nothing.
+
+    Where anything may carry it: what a batch gives is to be the same behind another.
+    """
+    if not (calls.carrying and calls.may_leave):
+        return ""
+    try:
+        behind, alone = calls.in_turn[1], calls.after(calls.other)[1]
+    except _Otherwise:
+        behind, alone = (), ()
+    except Exception as error:  # any Python of the model, on rows it may not take
+        _logger.debug("what a second call goes by could not be looked at: %s", error)
+        return ""
+    pairs = zip(tensors(behind), tensors(alone), strict=True)
+    if (behind or alone) and all(a.shape == b.shape and is_close(a, b, EQUAL) for a, b in pairs):
+        return ""
+    names = [*calls.written] or sorted({c.path for c in calls.form.calls if c.name in calls.carrying})
+    return f"one call leaves {', '.join(names[:3])} for the next, which goes by it"
 
 
 def carriers(code: OwnCode, form: Recording) -> frozenset[str]:
@@ -121,42 +191,6 @@ def _is_plain(module: nn.Module) -> bool:
     return is_atomic(module) and not (module._forward_pre_hooks or module._forward_hooks)
 
 
-@torch.no_grad()
-def carried_by(
-    code: OwnCode,
-    form: Recording,
-    given: Mapping[str, Tensor],
-    variation: Variation,
-    device: torch.device,
-    start: Callable[[bool], None],
-) -> str:
-    """In words, what a second call of a training ``form`` goes by that the first one has left; or nothing.
-
-    Two runs, where the form has ``carriers``: what a batch gives is to be the same behind another.
-    """
-    dim, model = batch_dim(variation.dims), code.model
-    found = carriers(code, form)
-    if dim is None or dim.packed or device.type == "meta" or not found:
-        return ""
-    other = _other_rows(given, dim)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            behind, alone = (
-                _run(model, form, batches, variation, device, start) for batches in ((given, other), (other,))
-            )
-    except _Otherwise:
-        behind, alone = (), ()
-    except Exception as error:  # any Python of the model, on rows it may not take
-        _logger.debug("what a second call goes by could not be looked at: %s", error)
-        return ""
-    pairs = zip(tensors(behind), tensors(alone), strict=True)
-    if (behind or alone) and all(a.shape == b.shape and is_close(a, b, EQUAL) for a, b in pairs):
-        return ""
-    names = [*buffers_written(model, [form])] or sorted({c.path for c in form.calls if c.name in found})
-    return f"one call leaves {', '.join(names[:3])} for the next, which goes by it"
-
-
 def _other_rows(given: Mapping[str, Tensor], dim: Dim) -> dict[str, Tensor]:
     """The tensors with each of their first rows twice: they come to another mean."""
     out = dict(given)
@@ -167,29 +201,11 @@ def _other_rows(given: Mapping[str, Tensor], dim: Dim) -> dict[str, Tensor]:
     return out
 
 
-def _run(
-    model: nn.Module,
-    form: Recording,
-    batches: Sequence[Mapping[str, Tensor]],
-    variation: Variation,
-    device: torch.device,
-    start: Callable[[bool], None],
-) -> tuple[Any, ...]:
-    """What the last of some ``batches`` gives, in training, one after another from the start on."""
-    start(True)
-    result: tuple[Any, ...] = ()
-    for batch in batches:
-        seed(device)
-        seen = replay(model, form, batch, device)
-        if any(broken(g, seen.numbers) for g in form.guards if id(g) in variation.unsure):
-            raise _Otherwise
-        result = seen.result
-    return result
-
-
 def _is_equal(a: Any, b: Any) -> bool:
     """Equal to the last digit."""
-    return not isinstance(a, Tensor) or (isinstance(b, Tensor) and torch.equal(a, b))
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and torch.equal(a, b)
+    return type(a) is type(b) and bool(a == b)
 
 
 def _is_same(a: Any, b: Any, allowed: Mapping[torch.dtype, float]) -> bool:
