@@ -48,7 +48,10 @@ class Numbers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        is_made = [id(t) in self._made for t in tensors((args, kwargs or {}))]
+        if not (self._made or is_number(result)):
+            return result
+        given = [*tensors((args, kwargs or {}))]
+        is_made = [id(t) in self._made for t in given]
         is_of_them = any(is_made) and isinstance(result, Tensor) and (is_number(result) or all(is_made))
         if any(is_made) and not self.may_bend:
             kind, name = classify(func)
@@ -57,7 +60,7 @@ class Numbers(TorchFunctionMode):
             return result
         if is_of_them:
             self._made[id(result)] = result
-        elif is_number(result) and any(t.numel() > 1 for t in tensors((args, kwargs or {}))):
+        elif is_number(result) and any(t.numel() > 1 for t in given):
             self.seen.append(result.detach().clone())
             other = self._other(len(self.seen) - 1, result)
             result = result if other is None else other
