@@ -8,9 +8,9 @@
 
 Saved bytes are alive from F until B, or until W where the backward is split. That errs either way: from I to
 W a stage holds what its layers with matrices took in and, uncounted, the gradients of what they gave; a stage
-that runs again holds nothing. On ranks whose microbatches wait for W, convolutions with norms hold what is
-counted, transformer layers up to a sixth more, linear and ReLU half as much again. Where the bytes of a stage
-come from is left to ``measure``, keeping to limits to ``solve``.
+that runs again holds nothing. On ranks whose microbatches wait for W, transformer layers, and convolutions
+with norms, hold what is counted, linear and ReLU half as much again. Where the bytes of a stage come from is
+left to ``measure``, keeping to limits to ``solve``.
 """
 
 from __future__ import annotations

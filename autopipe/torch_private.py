@@ -69,6 +69,7 @@ __all__ = [
     "pytree",
     "qualified_name",
     "release",
+    "saves",
     "set_export_flags",
     "uncompiled",
     "unread",
@@ -177,6 +178,11 @@ _GONE = (lambda tensor: None), (lambda nothing: None)
 def _saved(kind: type) -> tuple[str, ...]:
     """Where an autograd node of this type has what it saved."""
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def saves(node: Node) -> bool:
+    """Whether an autograd node is of a kind that saves tensors."""
+    return bool(_saved(type(node)))
 
 
 def release(node: Node) -> None:

@@ -4,7 +4,7 @@ When each part runs is left to the schedule.
 
 The autograd nodes a stage's inputs can be reached from are its spine. I runs the backward for the inputs
 alone and notes the gradient that arrives at each spine node with a parameter hanging off it; W starts
-again from those nodes towards their parameters; what the others saved is freed after I. That is exact for
+again from those nodes towards their parameters; what the others saved is freed in I. That is exact for
 a parameter that hangs off one spine node only: a path from there along the spine meets it nowhere else.
 Parameters used at several nodes (tied or called twice), and those below a custom ``autograd.Function``,
 whose backward must not run twice, get their whole gradient in I. So do those of nodes that have no matrix
@@ -14,8 +14,10 @@ nodes would keep as much as a layer with a matrix does.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ...graph import is_matrix
-from ...torch_private import backward, release
+from ...torch_private import backward, release, saves
 
 __all__ = ["Root", "WeightWork", "backward_input", "root_of"]
 
@@ -82,10 +84,28 @@ def backward_input(roots: Sequence[Root], grads: Sequence[Tensor], leaves: Seque
         return WeightWork([])
     for node, note, _ in parts:
         node.register_prehook(note)
-    backward(roots, grads, [*leaves, *early], keeps_graph=True)
-    for node in spine.nodes - {node for node, _, _ in parts}:
-        release(node)
+    with _freed(spine.nodes - {node for node, _, _ in parts}):
+        backward(roots, grads, [*leaves, *early], keeps_graph=True)
     return WeightWork(parts)
+
+
+@contextlib.contextmanager
+def _freed(nodes: Iterable[Node]) -> Iterator[None]:
+    """Within a backward that keeps the graph these give up what they saved as they run; at its end all."""
+    left = {*filter(saves, nodes)}
+
+    def free(node: Node, *_: object) -> None:
+        left.discard(node)
+        release(node)
+
+    handles = [node.register_hook(functools.partial(free, node)) for node in left]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    for node in left:
+        release(node)
 
 
 class _Note:
