@@ -160,15 +160,16 @@ class Pipe(nn.Module, metaclass=_Short):
                 "and knows nothing of stages; train with autopipe.neighbours.trainer.PipelineTrainer(pipe, "
                 "...), which takes the Trainer's own arguments, in one process or many"
             )
-        values, form = self._meet(args, kwargs)
-        self.graph.assumptions.begin()
-        return self.graph.answer(run_values(self.stages, values, form), args, kwargs)
+        kind, values, form = self._meet(args, kwargs)
+        kind.assumptions.begin()
+        return kind.answer(run_values(self.stages, values, form), args, kwargs)
 
-    def _meet(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
-        """A call's inputs by name and the form that they ask for, which the stages have then."""
-        met = self.graph.meet(args, kwargs)
+    def _meet(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Capture, dict[str, Any], int]:
+        """The capture for such calls, the inputs by name and the form they ask for, which stages have."""
+        kind, values = self.graph.kind_met(args, kwargs)
+        form = kind.form_met(values)
         object.__setattr__(self, "stages", renewed(self.graph, self.stages))
-        return met
+        return kind, values, form
 
     def _signed(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """A method with the signature of the model's forward: trainers choose a batch's columns by it."""
@@ -209,7 +210,7 @@ class Pipe(nn.Module, metaclass=_Short):
             )
         result = self.model.load_state_dict(state_dict, strict, assign)
         if assign:
-            self.graph.assumptions.accept()
+            self.graph.accept()
             object.__setattr__(self, "stages", build(self.graph, self.plan))
             for runtime in self._runtime:
                 runtime.engine.renew(self.stages)

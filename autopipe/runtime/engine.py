@@ -10,28 +10,26 @@ import contextlib
 import functools
 import pathlib
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import accelerator
-from ..errors import InputError, StaleError
+from ..errors import InputError
 from ..plans import Plan
 from ..schedule import Message
 from ..stages import Stage
 from .data.feed import Feed
 from .data.intake import Intake
-from .data.microbatch import Batch, Splitter
-from .data.outputs import Outputs
-from .data.rows import MixedRows
-from .data.weights import Weigher
+from .data.kinds import Kinds
+from .data.microbatch import Batch
 from .execute.accord import Accord
 from .execute.executor import Clock, Executor, Line
 from .execute.program import pick_schedule, step_program
 from .execute.results import Results
-from .new_inputs import meet
+from .new_inputs import bind, meet
 from .options import Options
 from .peak_memory import PeakMemory
 from .reduce.parallel import ReplicaDims, Replicas, replicas_of
@@ -81,6 +79,7 @@ class Engine:
     records: (start, duration, clock) of recent training steps.
     frees: whether weights that only others train are given back. absent: those that others train.
     turn: held by the thread that uses the runtime.
+    kinds: what takes in batches, by what arguments they come in.
     unrecorded: shapes of whole batches, by input, that the model could not be recorded on.
     publisher: writes recent steps where they are watched. peak_memory: the most the stages held.
     """
@@ -128,17 +127,8 @@ class Engine:
         self.is_random = any(op.is_random for op in capture.ops.compute)
         self.turn = Turn(waits=self.peers is None, draws=self.is_random, fail=self.fail)
         self.unrecorded: set[tuple[tuple[int, ...], ...]] = set()
-        self._mixed = MixedRows(capture, options.mixed_rows, self.is_whole)
-        self._splitter = Splitter(capture, options.batch_dims)
-        self._weigher = Weigher(
-            capture,
-            options.loss_reduction,
-            options.loss_weight,
-            options.loss_fn,
-            is_whole=self.is_whole,
-        )
-        self.outputs = Outputs(capture)
-        self.loss = Loss(capture, options, self.outputs, self._weigher, self.device)
+        self.kinds = Kinds(capture, options, is_whole=self.is_whole)
+        self.loss = Loss(self.kinds, options, self.device)
         self._n_layouts = 0
         self._lay_out()
         if self.peers is not None:
@@ -180,25 +170,24 @@ class Engine:
         self.intake = Intake(
             capture,
             options,
-            self._splitter,
-            self._weigher,
-            self._make_feed(self._splitter.read),
+            self.kinds,
+            self._make_feed(),
             self.peers,
             self.stages,
             self.device,
-            self._bind,
+            functools.partial(bind, self),
             self._binds_alike,
             functools.partial(meet, self),
             self._check_rows,
         )
         last = stages[-1].rank
-        self.results = Results(capture, self.outputs, self._weigher, self.peers, last, self.device)
+        self.results = Results(self.kinds, self.peers, last, self.device)
         self._wire()
 
     def _check_rows(self, batch: Batch, has_backward: bool) -> None:
         """Raise :class:`InputError` where microbatches are not what their batch is."""
         if batch.n_microbatches > 1 and (self.is_whole or not self.options.batch_dims):
-            self._mixed.check(batch, has_backward=has_backward)
+            self.kinds[batch.kind].mixed.check(batch, has_backward=has_backward)
 
     def _wire(self) -> None:
         """Make what hangs on the code of the stages, and on the values that they take and give."""
@@ -252,13 +241,13 @@ class Engine:
         if self.peers is not None:
             self.part_with_weights()
 
-    def _make_feed(self, everywhere: Collection[str]) -> Feed | None:
+    def _make_feed(self) -> Feed | None:
         source, n_ranks = self.options.feed, self.plan.n_ranks
         if self.peers is None or source is None:
             return None
         if not 0 <= source < n_ranks:
             raise InputError(f"feed is {source}; the pipeline's ranks are 0 to {n_ranks - 1}")
-        return Feed(source, self.all_stages, self.peers, self.device, everywhere)
+        return Feed(source, self.all_stages, self.peers, self.device, self.kinds)
 
     def _connect(self, peers: Peers) -> None:
         """Link this rank with those that it exchanges messages with."""
@@ -286,7 +275,7 @@ class Engine:
         self._gathered = gathered(self.workers, self.plan, schedule, rank)
         self._replace_ties(replaced)
         if is_as_captured:
-            self.capture.assumptions.accept()  # shards and wrapped layers are the runtime's own doing
+            self.capture.accept()  # shards and wrapped layers are the runtime's own doing
 
     def part_with_weights(self) -> None:
         """From now on the weights of other ranks' stages are theirs alone: reading them here raises."""
@@ -401,22 +390,6 @@ class Engine:
         if last.is_replicated or not self.was_wrapped:
             return last.is_replicated
         return not any(p.requires_grad for p in last.stage.parameters())
-
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
-        """Inputs by name. A changed model (a layer thawed) is recorded again, whatever its values.
-
-        In the surroundings that stages run in, since the model's own code may ask for the autocast there.
-        """
-        with autocast_context(self.options.autocast, self.device)():
-            try:
-                values = self.capture.values(args, kwargs)
-            except (InputError, StaleError) as error:
-                if not isinstance(error, StaleError) and not self.frees:
-                    raise
-                with self.shapes():
-                    values = self.capture.values(args, kwargs)
-        self.capture.assumptions.begin()
-        return values
 
     def _binds_alike(self) -> bool:
         """Whether a call like the one before is bound as that was, since the model is as it was captured."""

@@ -215,7 +215,7 @@ class Runner:
             engine.follow_parameters()
         batch = taken.batch
         if request.outputs and not engine.is_whole:
-            engine.outputs.check(batch)
+            engine.kinds[batch.kind].outputs.check(batch)
         return self._inputs(taken, request), taken.inputs
 
     def _work(self, step: StepInputs, inputs: Mapping[str, Tensor], line: Line) -> tuple[StepResult, Clock]:

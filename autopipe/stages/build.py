@@ -71,18 +71,21 @@ class _Flow:
         self.last = plan.n_stages - 1
         self._check_all_placed(capture)
         self.planned = capture.ops.by_name.keys()
-        sized = {id(f.graph) for forms in capture.forms.values() for f in forms if f.for_sizes}
-        planned = [g for g in distinct_graphs(capture) if id(g) not in sized]
-        self.held = {(name, s) for g in planned for n in g.nodes for name, s in self._state(capture, n)}
+        every = distinct_graphs(capture)
+        own = (f for forms in capture.own_forms.values() for f in forms if not f.for_sizes)
+        planned = {id(f.graph): f.graph for f in own}
+        nodes = [n for graph in planned.values() for n in graph.nodes]
+        self.held = {(name, s) for n in nodes for name, s in self._state(capture, n)}
         self.leftovers = _leftovers(capture, self.held)
         self._place_unplanned(capture)
         self.order = {**capture.ops.position}
-        for name in self.home:
+        inputs_of_all = (n.name for g in every for n in g.nodes if n.op == "placeholder")
+        for name in (*self.home, *inputs_of_all):
             self.order.setdefault(name, len(self.order))
         is_last = all(self.last in self.home[name] for name in capture.ops.last)
         self.tail = frozenset(capture.ops.tail if is_last else ())
-        self.unfit = [g for g in distinct_graphs(capture) if not self._is_fit(capture, plan, g)]
-        self.graphs = [g for g in distinct_graphs(capture) if g not in self.unfit]
+        self.unfit = [g for g in every if id(g) not in planned and not self._is_fit(capture, plan, g)]
+        self.graphs = [g for g in every if g not in self.unfit]
         takes: list[dict[str, None]] = [{} for _ in plan.stages]
         for graph in self.graphs:
             for stage in range(plan.n_stages):
@@ -101,14 +104,14 @@ class _Flow:
         )
 
     def _is_fit(self, capture: Capture, plan: Plan, graph: fx.Graph) -> bool:
-        """Whether a form that is for other sizes can run under the plan; the others must."""
-        if not any(f.for_sizes and f.graph is graph for forms in capture.forms.values() for f in forms):
-            return True
+        """Whether a form that is for other sizes or arguments can run under the plan; the others must."""
         state = {used for node in graph.nodes for used in self._state(capture, node)}
         if any(used not in self.held and self._adopted(used[0]) != {used[1]} for used in state):
             return False
         pairs = [(v.name, node.name) for node in graph.nodes for v in node.all_input_nodes]
         if any(self.home[a][0] > min(self.home[b]) for a, b in pairs if a in self.home and b in self.home):
+            return False
+        if any(a in self.tail and b in self.home and b not in self.tail for a, b in pairs):
             return False
         with contextlib.suppress(PlanError):
             for stage in plan.stages:
@@ -127,13 +130,31 @@ class _Flow:
         return {s for n, s in self.leftovers.items() if name in _with_parents(n)}
 
     def _place_unplanned(self, capture: Capture) -> None:
-        """What forms compute that the plan does not know: where its weights are, or the last it takes is."""
-        for node in (node for graph in distinct_graphs(capture) for node in graph.nodes):
-            is_call = node.op not in ("placeholder", "get_attr", "output")
-            if is_call and node.name not in self.home and node.name not in self.planned:
+        """What forms compute that the plan does not know: where its weights are, or the last it takes is.
+
+        Where it takes inputs alone, that is where the first is that takes it. Numbers that are made of inputs
+        and numbers are made wherever they are taken: what is sent may not vary.
+        """
+        for graph in distinct_graphs(capture):
+            free: list[fx.Node] = []
+            earliest: dict[str, int] = {}
+            for node in graph.nodes:
+                is_call = node.op not in ("placeholder", "get_attr", "output")
+                if not is_call or node.name in self.home or node.name in self.planned:
+                    continue
                 behind = [self.home[v.name][0] for v in node.all_input_nodes if v.name in self.home]
+                behind += [earliest[v.name] for v in node.all_input_nodes if v.name in earliest]
                 adopted = [s for name in _used(capture, node) for s in self._adopted(name)]
-                self.home[node.name] = (max(adopted or behind, default=0),)
+                if adopted or (behind and not _is_of_numbers(node)):
+                    self.home[node.name] = (max(adopted or behind),)
+                    continue
+                free.append(node)
+                if behind:
+                    earliest[node.name] = max(behind)
+            for node in reversed(free):
+                ahead = {s for v in node.users for s in self.home.get(v.name, (self.last,))}
+                stages = sorted(ahead) or [earliest.get(node.name, self.last)]
+                self.home[node.name] = tuple(stages) if _is_of_numbers(node) else (stages[0],)
 
     def blocks(self, stage: StagePlan, nodes: Sequence[fx.Node]) -> list[set[str]]:
         """What runs again together; what no plan knows of joins the last that it takes."""
@@ -215,6 +236,16 @@ def _used(capture: Capture, node: fx.Node) -> list[str]:
     read = (str(v.target) for v in node.all_input_nodes if v.op == "get_attr")
     names = [n for n in read if n not in capture.constants and not is_own(n)]
     return [str(node.target), *names] if node.op == "call_module" else names
+
+
+def _is_of_numbers(node: fx.Node) -> bool:
+    """Whether a node gives a number, and takes numbers and inputs alone."""
+    taken = node.all_input_nodes
+    return _is_number(node) and all(v.op == "placeholder" or _is_number(v) for v in taken)
+
+
+def _is_number(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (int, float))
 
 
 def distinct_graphs(capture: Capture) -> list[fx.Graph]:

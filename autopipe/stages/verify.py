@@ -55,8 +55,9 @@ class Parity:
 
 def run_stages(capture: Capture, stages: Sequence[Stage], args: Any, kwargs: Any) -> tuple[Any, ...]:
     """All stages in turn in this process, on inputs of any kind; the model's flat output leaves."""
-    values, form = capture.meet(args, kwargs)
-    capture.assumptions.begin()
+    kind, values = capture.kind_met(args, kwargs)
+    form = kind.form_met(values)
+    kind.assumptions.begin()
     return run_values(renewed(capture, tuple(stages)), values, form)
 
 
@@ -64,7 +65,7 @@ def run_values(stages: Sequence[Stage], inputs: Mapping[str, Any], form: int) ->
     """All stages in turn on bound inputs, which ask for ``form``; the model's flat output leaves."""
     values = dict(inputs)
     for stage in stages:
-        given = stage(*[values[name] for name in stage.inputs], form=form)
+        given = stage(*map(values.get, stage.inputs), form=form)  # no call has inputs of all kinds
         values.update(zip(stage.outputs, given, strict=not stage.is_last))
     return tuple(given)
 
@@ -100,7 +101,8 @@ def verify(
     args, kwargs = capture.arguments(args, kwargs)
 
     def ours(*args: Any, **kwargs: Any) -> Any:
-        return capture.assemble(run_stages(capture, stages, args, kwargs))
+        leaves = run_stages(capture, stages, args, kwargs)
+        return capture.kind_of(args, kwargs).assemble(leaves)
 
     with torch.inference_mode(False), torch.enable_grad():
         with undisturbed(model), switched_off(model):

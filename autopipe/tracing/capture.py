@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,7 @@ from ..graph import Dim
 from .captured import Capture
 from .code.leaf_state import tell_left
 from .code.leaves import Policy
+from .forms import CaptureForms
 from .graphs import opgraph
 from .inputs.arguments import Inputs, arguments
 from .inputs.caches import switched_off, without_cache
@@ -99,18 +100,19 @@ def _capture(
     dynamic: Any,
     known: Variation | None = None,
     at: Mapping[Dim, int] | None = None,
+    kin: _Kin | None = None,
 ) -> Capture:
     """A capture on few rows and positions of the example, which is fast and, unlike one row, hides nothing.
 
     On all of them where the model runs on few, or is captured there, only in a way that does not fit them.
-    ``at`` are sizes that an earlier capture was recorded at.
+    ``at`` are sizes that an earlier capture was recorded at, ``kin`` what it is to be beside.
     """
     kwargs = without_cache(model, kwargs)
     inputs, tensors = Inputs.of(model, args, kwargs)
     device = device_of(model, args, kwargs)
     rows = few_rows(inputs, device) if dynamic else {}
     few = (few_tokens(inputs, device) or few_pixels(inputs, device)) if dynamic else {}
-    told = (model, args, kwargs, policy, dynamic)
+    told = (model, args, kwargs, policy, dynamic, kin)
     if at:
         with contextlib.suppress(CaptureError, ModelError, InputError):
             if (found := _captured_at(at, *told, tensors, known)) is not None:
@@ -120,13 +122,43 @@ def _capture(
         with contextlib.suppress(CaptureError, ModelError, InputError):
             found = _captured_at(cut, *told, confirm_at, known)
             if found is not None:
-                return found if known else _elsewhere(found, cut)
+                return found if known else _elsewhere(found, cut, kin)
     found = _captured(*told, None, known)
-    return found if known else _elsewhere(found, {})
+    return found if known else _elsewhere(found, {}, kin)
 
 
 def _again(found: Capture, policy: Policy) -> Capture:
-    return _capture(found.model, *found.example, policy, found.dynamic, found.variation, found.at)
+    model, known, at = found.model, found.variation, found.at
+    kin = None if found.first is None else _kin_of(found.first, found)
+    return _capture(model, *found.example, policy, found.dynamic, known, at, kin)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kin:
+    """What a capture is beside: the first one, what records as that was recorded, and the forms there are."""
+
+    first: Capture
+    records: NewForms
+    forms: Sequence[CaptureForms]
+
+
+def _kin_of(first: Capture, known: Capture | None = None) -> _Kin:
+    """What a capture is beside that is yet to be made, or was where it is ``known``."""
+    if first.new_forms is None:
+        raise CaptureError("a copy of a capture records the model on no other arguments")
+    forms = first.new_forms.made.kin
+    own = None if known is None or known.new_forms is None else known.new_forms.made
+    return _Kin(first, first.new_forms, forms[: len(forms) if own is None else forms.index(own)])
+
+
+def _beside(first: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+    model = first.model
+    check_values(model, args, kwargs)
+    leaves, spec = flatten((args, kwargs))
+    args, kwargs = unflatten(spec, leaves)  # calls may write into the caller's containers
+    found = _capture(model, args, kwargs, first.policy, first.dynamic, kin=_kin_of(first))
+    check_written(model, given_twice(arguments(model, args, kwargs)), found.outputs.values())
+    return found
 
 
 def _captured_at(
@@ -136,6 +168,7 @@ def _captured_at(
     kwargs: dict[str, Any],
     policy: Policy,
     dynamic: Any,
+    kin: _Kin | None,
     confirm_at: Mapping[str, torch.Tensor] | None,
     known: Variation | None,
     below: int | None = None,
@@ -143,7 +176,7 @@ def _captured_at(
     """A capture on the example at other sizes; None where it does not fit the example itself."""
     inputs, tensors = Inputs.of(model, args, kwargs)
     given = inputs.rebuild(model, dims.resize(tensors, cut, skipped=alike_rows(tensors, cut)))
-    found = _captured(model, *given, policy, dynamic, confirm_at, known, below)
+    found = _captured(model, *given, policy, dynamic, kin, confirm_at, known, below)
     if not are_free({place for d in cut for place in d.where}, found.ops.dims):
         return None
     found = found.with_example(args, kwargs, tuple(cut))
@@ -151,12 +184,12 @@ def _captured_at(
     return found if found.form_of(values) == 0 else None
 
 
-def _elsewhere(found: Capture, cut: Mapping[Dim, int]) -> Capture:
+def _elsewhere(found: Capture, cut: Mapping[Dim, int], kin: _Kin | None) -> Capture:
     """The same recorded where a size is no multiple, if that is right for more sizes: padding is recorded."""
     uneven = () if found.device.type == "meta" else uneven_sizes(found.variation)
     args, kwargs = found.example
     tensors = Inputs.of(found.model, args, kwargs)[1]
-    told = found.model, args, kwargs, found.policy, found.dynamic
+    told = found.model, args, kwargs, found.policy, found.dynamic, kin
     n_checks = len(found.variation.checks)
     for dim, size in uneven:
         at = {**cut, next(d for d in found.ops.dims if d.name == dim.name): size}
@@ -173,13 +206,15 @@ def _captured(
     kwargs: dict[str, Any],
     policy: Policy,
     dynamic: Any,
+    kin: _Kin | None = None,
     confirm_at: Mapping[str, torch.Tensor] | None = None,
     known: Variation | None = None,
     below: int | None = None,
 ) -> Capture:
     """A capture on the example; where ``confirm_at`` is given, its shapes are held against a run on it.
 
-    One that no fewer than ``below`` checks limit to some sizes is given up.
+    One that no fewer than ``below`` checks limit to some sizes is given up, and one beside ``kin`` that
+    does not fit a plan for the first of those.
     """
     lazy = [n for n, t in (*model.named_parameters(), *model.named_buffers()) if is_lazy(t)]
     if lazy:
@@ -203,11 +238,20 @@ def _captured(
         unseen(),
         preserved(model, is_open, holds_back=True) as snapshot,
     ):
-        session = Session(model, args, kwargs, policy, snapshot, sizes_vary=bool(dynamic))
+        if kin is None:
+            session = Session(model, args, kwargs, policy, snapshot, sizes_vary=bool(dynamic))
+        else:
+            session = kin.records.session(args, kwargs, snapshot)
         args, kwargs = session.args, session.kwargs
-        inputs, tensors = Inputs.of(model, *fresh((args, kwargs), session.device))
-        made = validated_forms(session, inputs, tensors, dynamic, known, below)
-        session, made = with_more_sizes_free(session, made, is_open)
+        taken = () if kin is None else kin.records.names_of_calls
+        own_args, own_kwargs = fresh((args, kwargs), session.device)
+        inputs, tensors = Inputs.of(model, own_args, own_kwargs, taken)
+        if kin is None:
+            made = validated_forms(session, inputs, tensors, dynamic, known, below)
+            session, made = with_more_sizes_free(session, made, is_open)
+        else:
+            made = validated_forms(session, inputs, tensors, dynamic, known, below, kin.forms)
+            kin.records.check_beside(session, made)
         inputs = dataclasses.replace(inputs, is_apart=session.runs.is_apart)
         if confirm_at is not None:
             if session.refused is not None:
@@ -242,8 +286,11 @@ def _captured(
             model, made.forms, made.constants, made.dtypes, made.flags, snapshot.reached
         ),
         again=_again,
+        beside=_beside,
+        first=None if kin is None else kin.first,
         dynamic=dynamic,
         forms=graphs,
+        own={flag: [*range(len(forms))] for flag, forms in graphs.items()},
         questions=made.questions,
         answers=made.answers(),
         notes=(*session.notes, *notes_on(made)),

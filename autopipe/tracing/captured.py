@@ -5,9 +5,11 @@ Making one is left to ``capture``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +38,10 @@ from .state.readers import Change, Kind
 
 __all__ = ["Capture"]
 
+_MOST_KINDS = 32
+"""How many kinds of calls a capture may have, each of which takes about as long to record as the first."""
+_MOST_VALUES = 8
+"""How many of them may differ in one plain value."""
 _MOST_IN_A_ROW = 8
 """After how many calls in a row that each found another state of the model one more is refused."""
 
@@ -55,8 +61,12 @@ class Capture:
     device: where the model was when captured; ``get_attr`` target ``_device`` stands for it.
     policy: which modules are leaves.
     variation: the input sizes that may vary, those that may not, and why.
-    forms: by training flag, the form the example takes and those that other values of the inputs ask for.
-    questions: by training flag, what of the inputs tells which form that is, or its number.
+    first: the capture that this one is beside, of calls with other arguments; None where it is that itself.
+    kinds: of the first, all captures of calls with other arguments, itself at the head.
+    forms: by training flag, every form there is: those the examples of all kinds take, and those that other
+        values of their inputs ask for. own: by training flag, the numbers among them of this kind's, that of
+        its example at the head.
+    questions: by training flag, what of the inputs tells which of its own forms that is, or its place there.
     answers: of two forms, in words, what is asked of all rows of a batch where the second makes something
         else than the first of rows that ask for the first.
     notes: what a user should know of how the model was recorded.
@@ -65,6 +75,7 @@ class Capture:
     new_forms: what records forms for inputs of later calls that none covers; None in a copy.
     assumptions: the state that the model's own code may have read; a change that matters is refused.
     again: records the model once more on the example, by a policy; which sizes may vary is not asked again.
+    beside: records the model on other arguments, under the names that ops have here.
     """
 
     model: nn.Module
@@ -79,8 +90,12 @@ class Capture:
     variation: Variation
     assumptions: Assumptions
     again: Callable[[Capture, Policy], Capture] = dataclasses.field(repr=False)
+    beside: Callable[[Capture, tuple[Any, ...], dict[str, Any]], Capture] = dataclasses.field(repr=False)
+    first: Capture | None = dataclasses.field(default=None, repr=False)
+    others: list[Capture] = dataclasses.field(default_factory=list, repr=False)
     dynamic: Any = "auto"
     forms: dict[bool, tuple[Form, ...]] = dataclasses.field(default_factory=dict)
+    own: dict[bool, list[int]] = dataclasses.field(default_factory=dict)
     questions: dict[bool, Question | int] = dataclasses.field(default_factory=dict)
     answers: dict[tuple[Form, Form], str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -90,7 +105,7 @@ class Capture:
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy has forms, no recordings to add to, and makes its modules anew
-        made = ("modules", "_others")
+        made = ("modules", "_modules_of_others")
         return {**{k: v for k, v in vars(self).items() if k not in made}, "new_forms": None}
 
     @functools.cached_property
@@ -102,18 +117,93 @@ class Capture:
         return {True: train, False: emit.module(self.model, self.graphs[False], self.constants, self.device)}
 
     @functools.cached_property
-    def _others(self) -> dict[tuple[bool, int], fx.GraphModule]:
+    def _modules_of_others(self) -> dict[tuple[bool, int], fx.GraphModule]:
         return {
-            (training, number): emit.module(self.model, form.graph, self.constants, self.device)
-            for training, forms in self.forms.items()
-            for number, form in enumerate(forms)
-            if number
+            (training, n): emit.module(self.model, self.forms[training][n].graph, self.constants, self.device)
+            for training, numbers in self.own.items()
+            for n in numbers[1:]
         }
 
     @property
     def module(self) -> fx.GraphModule:
         """The training form as a linted graph module from flat tensor inputs to flat outputs."""
         return self.modules[True]
+
+    @property
+    def kinds(self) -> tuple[Capture, ...]:
+        """The captures of all kinds of calls, the first at the head."""
+        first = self.first or self
+        return (first, *first.others)
+
+    def kind_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+        """Of all kinds the capture for calls like this one; where there is none, one that says why not."""
+        first = self.first or self
+        if not first.others:
+            return first
+        told = self.model, *self.arguments(args, kwargs)
+        found = next((kind for kind in self.kinds if kind.inputs.takes(*told)), None)
+        return found or next((kind for kind in self.kinds if not kind.inputs.is_unlike(*told)), first)
+
+    def kind_met(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Capture, dict[str, Any]]:
+        """The capture for calls like this one, which is recorded now where there is none, and inputs by name.
+
+        Raises :class:`InputError` as :meth:`values` does, and where such a call cannot be recorded, or not so
+        that a plan for the first fits it.
+        """
+        kind = self.kind_of(args, kwargs)
+        try:
+            return kind, kind.values(args, kwargs)
+        except InputError as refusal:
+            if kind.new_forms is None or not kind.is_unlike(args, kwargs):
+                raise
+            try:
+                kind = kind._recorded_beside(args, kwargs)
+            except AutopipeError as error:
+                raise InputError(f"{refusal}. It was tried to record it now: {error}") from error
+        return kind, kind.values(args, kwargs)
+
+    def is_unlike(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call is of another kind, in its plain values or structure."""
+        return self.inputs.is_unlike(self.model, *self.arguments(args, kwargs))
+
+    def _recorded_beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+        """A capture of calls like this one, one of the kinds from now on."""
+        told = self.model, *self.arguments(args, kwargs)
+        others = Counter(filter(None, (kind.inputs.only_other_value(*told) for kind in self.kinds)))
+        place, n_values = next(iter(others.most_common(1)), ("", 0))
+        if n_values >= _MOST_VALUES:
+            raise InputError(
+                f"argument {place} has had {n_values} values so far, and the model was recorded for each; "
+                "give what keeps changing as a tensor, such as torch.tensor(0.5)"
+            )
+        if len(self.kinds) >= _MOST_KINDS:
+            raise InputError(
+                f"the model was recorded for {len(self.kinds)} kinds of arguments so far; give as few, or "
+                "give what varies as tensors"
+            )
+        with all_on(self.device, self.model):
+            made = self._recorded_with(args, kwargs)
+        assert made.new_forms is not None
+        made.new_forms.made.join()
+        own: dict[bool, list[int]] = {}
+        for flag, forms in made.forms.items():
+            n = len(self.forms[flag])
+            own[flag] = [*range(n, n + len(forms))]
+            self.forms[flag] = (*self.forms[flag], *forms)
+        self.constants.update(made.constants)
+        made = dataclasses.replace(made, forms=self.forms, own=own, constants=self.constants)
+        made.assumptions.called = self.assumptions.called
+        self.others.append(made)
+        return made
+
+    def _recorded_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+        """A capture of calls like this one; plain numbers that had other values may vary, if they can."""
+        inputs, tensors = Inputs.of(self.model, args, kwargs)
+        known = inputs.with_free_numbers([kind.inputs for kind in self.kinds])
+        if known is not inputs and self.device.type != "meta":
+            with contextlib.suppress(AutopipeError):
+                return self.beside(self, *known.rebuild(self.model, tensors))
+        return self.beside(self, args, kwargs)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
         """Placeholder name → tensor for a call's arguments.
@@ -124,14 +214,9 @@ class Capture:
         return self.bound(args, kwargs or {})[0]
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
-        """What :meth:`bind` gives, and the number of the form that it asks for in the model's mode."""
+        """What :meth:`bind` gives, and the number of its own form that it asks for in the model's mode."""
         values = self.values(args, kwargs)
         return values, self.form_of(values)
-
-    def meet(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
-        """:meth:`bound`; where no form is for the inputs, with one that is recorded on them now."""
-        values = self.values(args, kwargs)
-        return values, self.form_met(values)
 
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """What :meth:`bind` gives, also where no form is for it: there may be some for its rows."""
@@ -153,15 +238,20 @@ class Capture:
         return self.forms[self.model.training][number].variation.is_for(self.inputs, values)
 
     @property
+    def own_forms(self) -> dict[bool, tuple[Form, ...]]:
+        """Its own forms, by training flag, that of the example first."""
+        return {flag: tuple([self.forms[flag][n] for n in numbers]) for flag, numbers in self.own.items()}
+
+    @property
     def has_questions(self) -> bool:
         """Whether values or sizes of the inputs tell which form runs, in any mode."""
         is_asked = any(isinstance(q, Question) for q in self.questions.values())
-        return is_asked or any(form.for_sizes for forms in self.forms.values() for form in forms)
+        return is_asked or any(form.for_sizes for forms in self.own_forms.values() for form in forms)
 
     @property
     def one_row(self) -> str:
         """In words, what makes of a single row something else than it is among others; or ""."""
-        variations = (self.variation, *(form.variation for forms in self.forms.values() for form in forms))
+        variations = (self.variation, *(f.variation for forms in self.own_forms.values() for f in forms))
         return next((v.mixing.one_row for v in variations if v.mixing.one_row), "")
 
     def most_microbatches(self, n_rows: int) -> int:
@@ -171,7 +261,7 @@ class Capture:
     @property
     def goes_by_answers(self) -> bool:
         """Whether a form of the model's mode makes other rows of those that ask for another one."""
-        forms = {*self.forms[self.model.training]}
+        forms = {*self.own_forms[self.model.training]}
         return any(forms.issuperset(pair) for pair in self.answers)
 
     def answered_otherwise(self, each: Iterable[int], whole: Iterable[int]) -> str:
@@ -198,28 +288,29 @@ class Capture:
             except AutopipeError as error:
                 raise InputError(f"{refusal}. It was tried to record it now: {error}") from error
         for flag, form in found.items():
+            self.own[flag].append(len(self.forms[flag]))
             self.forms[flag] = (*self.forms[flag], form)
         made = self.new_forms.made
         self.answers.update(made.answers())
         self.constants.update(made.constants)
         self.assumptions.asks_too(made.dtypes, made.flags, made.all_forms)
-        vars(self).pop("_others", None)
+        vars(self).pop("_modules_of_others", None)
         return self.form_of(values)
 
     def form_of(self, values: Mapping[str, Any], training: bool | None = None) -> int:
-        """The number of the form that bound inputs ask for, in the model's mode or the given one.
+        """The number of the form of its own that bound inputs ask for, in the model's mode or the given one.
 
         Raises :class:`InputError` where they are of a kind or size that has not been recorded.
         """
         training = self.model.training if training is None else training
-        forms = self.forms[training]
+        own, forms = self.own[training], self.own_forms[training]
         try:
-            number = self._answered(self.questions[training], forms[0], values)
-            self._check(forms[number], values)
-            return number
+            place = self._answered(self.questions[training], forms[0], values)
+            self._check(forms[place], values)
+            return own[place]
         except InputError as error:
             refusal = error
-        for other, form in enumerate(forms):
+        for number, form in zip(own, forms, strict=True):
             if form.for_sizes and form.variation.is_for(self.inputs, values):
                 try:
                     form.expected.check(self.model, values)
@@ -227,7 +318,7 @@ class Capture:
                 except InputError as error:
                     refusal = error
                 else:
-                    return other
+                    return number
         raise refusal
 
     def _check(self, form: Form, values: Mapping[str, Any]) -> None:
@@ -305,6 +396,11 @@ class Capture:
             )
         self.assumptions.tolerate(in_both_modes=in_both_modes)
 
+    def accept(self) -> None:
+        """Take the model's present state for the one that all kinds of calls were recorded in."""
+        for kind in self.kinds:
+            kind.assumptions.accept()
+
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """A call's arguments as the captured model gets them: a transformers model without its cache."""
         is_added = self.example[1].get("use_cache") is False and "use_cache" not in kwargs
@@ -342,7 +438,9 @@ class Capture:
 
     def with_example(self, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sequence[Dim]) -> Capture:
         """The same capture, said to be made on other arguments, which have ``sizes``."""
-        inputs = dataclasses.replace(Inputs.of(self.model, args, kwargs)[0], is_apart=self.inputs.is_apart)
+        known = self.inputs
+        inputs = Inputs.of(self.model, args, kwargs)[0]
+        inputs = dataclasses.replace(inputs, names=known.names, is_apart=known.is_apart)
         other = {place: d.example for d in sizes for place in d.where}
         named = tuple(
             dataclasses.replace(d, example=other.get(d.places[0], d.example)) for d in self.ops.dims
@@ -352,12 +450,18 @@ class Capture:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the captured graph as the model would run."""
-        values, number = self.meet(args, kwargs)
-        self.assumptions.begin()
+        kind, values = self.kind_met(args, kwargs)
+        number = kind.form_met(values)
+        kind.assumptions.begin()
+        module = kind._module_of(number)
+        module.training = self.model.training
+        return kind.answer(module(*values.values()), args, kwargs)
+
+    def _module_of(self, number: int) -> fx.GraphModule:
+        """The graph module of a form of its own in the model's mode."""
         training = self.model.training
-        module = self._others[training, number] if number else self.modules[training]
-        module.training = training
-        return self.answer(module(*values.values()), args, kwargs)
+        is_first = number == self.own[training][0]
+        return self.modules[training] if is_first else self._modules_of_others[training, number]
 
 
 def _is_same(a: Capture, b: Capture, training: bool) -> bool:

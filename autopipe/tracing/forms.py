@@ -69,6 +69,8 @@ class CaptureForms:
     is_shared: whether one set of recordings serves both modes.
     functions: those of the model's code that ask about sizes, so that others come out differently.
     pairs: what the forms of a mode make of rows that ask for another of them.
+    kin: these and those of calls with other arguments of the same capture, the first's first, whose calls and
+        constants have names in common; ``everything`` are the recordings of all.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class CaptureForms:
         recorded: Mapping[bool, Sequence[Recording]],
         dynamic: Any,
         known: Variation | None,
+        kin: Sequence[CaptureForms] = (),
     ) -> None:
         self.session, self.inputs, self.tensors, self.dynamic = session, inputs, tensors, dynamic
         self.kind = session.kind
@@ -88,15 +91,17 @@ class CaptureForms:
         self.pairs = FormPairs(session.code, session.device)
         self._made: dict[int, Form] = {}
         everything = _each(r for records in recorded.values() for r in records)
-        self.constants = modes.share_constants(everything)
+        self.kin: list[CaptureForms] = [*kin, self]
+        self.everything: list[Recording] = [*(kin[0].everything if kin else ()), *everything]
+        self.constants = modes.share_constants(self.everything)
+        self.calls: list[Call] = []
+        self.for_sizes: dict[bool, list[Recording]] = {False: [], True: []}
         unsized = [(r, r.branches) for r in everything]
         for record in everything:
             sized = functools.partial(like_an_input, tensors)
             record.branches = tuple(with_sizes(b, sized) for b in record.branches)
         self.variations: dict[int, Variation] = {}
         self.is_shared = recorded[True] is recorded[False]
-        self.everything = everything
-        self.for_sizes: dict[bool, list[Recording]] = {False: [], True: []}
         self.questions: dict[bool, Question | int] = {}
         found = {id(records): distinct(records) for records in _each(recorded.values())}
         self.distinct = by_mode = {flag: found[id(records)] for flag, records in recorded.items()}
@@ -116,6 +121,26 @@ class CaptureForms:
             pairs = [p for p in zip(recorded[flag], numbers, strict=True) if p[1] in renumbered]
             self.questions[flag] = questions([r for r, _ in pairs], [renumbered[n] for _, n in pairs])
         self._ask_rows()
+
+    def join(self) -> None:
+        """Be one of the kin, which know of it from now on."""
+        first = self.kin[0]
+        first.everything += self.everything[len(first.everything) :]
+        first.kin.append(self)
+        self.everything, self.kin = first.everything, first.kin
+
+    @property
+    def named(self) -> list[Call]:
+        """The calls that others may be: those that are planned, and its own."""
+        sized = (form.calls for forms in self.for_sizes.values() for form in forms)
+        return functools.reduce(modes.union, [self.calls, *sized], self.kin[0].calls)
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """The names of all calls of the kin."""
+        forms = (f for made in self.kin for fs in made.for_sizes.values() for f in fs)
+        calls = [*(made.calls for made in self.kin), *(form.calls for form in forms)]
+        return frozenset(c.name for each in calls for c in each)
 
     @property
     def dtypes(self) -> bool:
@@ -192,13 +217,14 @@ class CaptureForms:
 
     def _first(self, train: Recording, evaluation: Recording, known: Variation | None) -> None:
         """The form of the example in both modes, one object where one serves both."""
-        merged = modes.merge(train, evaluation)
+        taken = self.taken
+        merged = modes.merge(train, evaluation, self.named, taken)
         self.firsts = firsts = _each(merged.values())
         variation = self._vary(firsts, self.tensors, self._asking(firsts[-1].training, 0), known)
         if self.dynamic:
             variation = with_rows_of_the_example(self.session, merged, self.tensors, variation, known)
         variation = self._with_labels(firsts, variation)
-        taken = {c.name for form in firsts for c in form.calls}
+        taken |= {c.name for form in firsts for c in form.calls}
         checked: dict[int, Recording] = {}
         for form in firsts:
             read_from_inputs(self.session.model, form, variation.dims, variation.shapes, self.proofs)
@@ -261,7 +287,8 @@ class CaptureForms:
         for number, form in enumerate(forms[1:], 1):
             if form.output != self.forms[flag][0].output:
                 continue
-            modes.name_like(self.calls, form)
+            taken = self.taken
+            modes.name_like(self.named, form, taken)
             given = self._witness(flag, number)
             try:
                 asked = self._asking(flag, number) if given else _never
@@ -270,7 +297,7 @@ class CaptureForms:
                 continue
             variation = self._with_rows(form, given or self.tensors, variation, is_shared=self.is_shared)
             read_from_inputs(self.session.model, form, variation.dims, variation.shapes, self.proofs)
-            checked = with_checks(form, self._unsure(form, variation), {c.name for c in self.calls})
+            checked = with_checks(form, self._unsure(form, variation), taken)
             self.forms[flag].append(checked)
             self.variations[id(checked)] = variation
             is_asked = functools.partial(self._asks_for, flag, number)
@@ -294,10 +321,9 @@ class CaptureForms:
 
         Raises :class:`CaptureError` where other inputs may vary than in the form of the example.
         """
-        named = self.calls
-        for other in (*(f for forms in self.for_sizes.values() for f in forms), *beside):
-            named = modes.union(named, other.calls)
-        modes.name_like(named, form)
+        named = functools.reduce(modes.union, (other.calls for other in beside), self.named)
+        taken = self.taken
+        modes.name_like(named, form, taken)
         shapes = {n: tuple(t.shape) for n, t in tensors.items()}
         dims = tuple(
             dataclasses.replace(d, example=shapes[d.where[0][0]][d.where[0][1]]) for d in self.variation.dims
@@ -311,7 +337,7 @@ class CaptureForms:
         if {d.where for d in variation.dims} != {d.where for d in dims}:
             raise CaptureError("other sizes may vary there")
         variation = self._with_rows(form, tensors, variation, is_shared=is_shared)
-        taken = {c.name for c in (*named, *form.calls)}
+        taken |= {c.name for c in (*named, *form.calls)}
         checked = with_checks(form, self._unsure(form, variation), taken)
         self.variations[id(checked)] = variation
         self.pairs.know(checked, variation, tensors, functools.partial(self.is_answered, form), most=1)

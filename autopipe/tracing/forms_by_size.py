@@ -21,7 +21,7 @@ from .runs.session import Session
 from .sizes import dims as sizing
 from .sizes.variation import Variation
 
-__all__ = ["forms_on", "record_at_sizes", "takes_more"]
+__all__ = ["check_alike", "forms_on", "record_at_sizes", "takes_more"]
 
 _MOST_SIZES = 3
 """At how many sizes a model may be recorded beside those of the example."""
@@ -98,7 +98,7 @@ def forms_on(
                 form, inputs, tensors, [*checked.values()], is_shared=forms[True] is forms[False]
             )
         forms = {flag: checked[id(form)] for flag, form in forms.items()}
-        _check_alike(made, forms.values())
+        check_alike(made, forms.values())
         variation = made.variations[id(forms[False])]
         fault = _fault(session, made, forms, inputs, tensors, variation)
     if fault is not None:
@@ -119,7 +119,7 @@ def _forms(made: CaptureForms, recorded: Mapping[bool, list[Recording]]) -> dict
     return forms
 
 
-def _check_alike(made: CaptureForms, forms: Iterable[Recording]) -> None:
+def check_alike(made: CaptureForms, forms: Iterable[Recording]) -> None:
     """Raise :class:`CaptureError` where a form calls more than a plan for the others can place.
 
     That is what draws, writes where the others do not, or is called whole and holds weights of which others

@@ -15,7 +15,7 @@ from ..errors import AutopipeError, CaptureError, InputError
 from ..graph import batch_dim
 from .calls.call import Recording, meta
 from .forms import CaptureForms, Form
-from .forms_by_size import forms_on, takes_more
+from .forms_by_size import check_alike, forms_on, takes_more
 from .inputs.arguments import Inputs
 from .inputs.caches import switched_off
 from .runs.session import Session
@@ -23,7 +23,7 @@ from .sizes import dims as sizing
 from .state.example_data import all_on
 from .state.garbage import seldom_searched
 from .state.global_hooks import unseen
-from .state.state import preserved
+from .state.state import Snapshot, preserved
 
 __all__ = ["NewForms"]
 
@@ -44,6 +44,30 @@ class NewForms:
         self._attempt, self._casting = session.attempt, session.runs.casting
         made.tensors = {name: meta(tensor) for name, tensor in made.tensors.items()}
         self._rest()
+
+    @property
+    def names_of_calls(self) -> frozenset[str]:
+        """What ops are called, which no input may be."""
+        return self.made.taken - {str(name) for made in self.made.kin for name in made.inputs.names}
+
+    def session(self, args: tuple[Any, ...], kwargs: dict[str, Any], snapshot: Snapshot) -> Session:
+        """What records the model as it was recorded, on other arguments."""
+        attempt, made = self._attempt, self.made
+        found = Session(self._model, args, kwargs, attempt.policy, snapshot, sizes_vary=bool(made.dynamic))
+        found.attempt = dataclasses.replace(attempt, tried={*attempt.tried}, divided=[])
+        found.runs.casting = {*self._casting}
+        return found
+
+    def check_beside(self, session: Session, made: CaptureForms) -> None:
+        """Raise :class:`CaptureError` for forms of other arguments that do not fit a plan for these.
+
+        ``session`` is what has recorded them.
+        """
+        if session.policy != self._attempt.policy:
+            raise CaptureError("the model is taken apart otherwise with these arguments")
+        check_alike(self.made, made.all_forms)
+        if made.inputs.numbers:
+            _check_recurring(made.all_forms)
 
     def record(self, inputs: Inputs, values: Mapping[str, torch.Tensor]) -> dict[bool, Form]:
         """A form for inputs like ``values``, by training flag, held against the model on other data too.
@@ -72,10 +96,9 @@ class NewForms:
         self, inputs: Inputs, tensors: dict[str, torch.Tensor], values: Mapping[str, torch.Tensor]
     ) -> dict[bool, Form]:
         made, model = self.made, self._model
-        attempt = dataclasses.replace(self._attempt, tried=set(self._attempt.tried))
 
         def is_open(path: str) -> bool:
-            return not attempt.policy.is_inside_leaf(path)
+            return not self._attempt.policy.is_inside_leaf(path)
 
         with (
             seldom_searched(),
@@ -86,8 +109,7 @@ class NewForms:
             preserved(model, is_open, holds_back=True) as snapshot,
         ):
             args, kwargs = inputs.rebuild(model, tensors)
-            made.session = session = Session(model, args, kwargs, attempt.policy, snapshot)
-            session.attempt, session.runs.casting = attempt, {*self._casting}
+            made.session = session = self.session(args, kwargs, snapshot)
             try:
                 forms = forms_on(session, made, tensors)
                 _check_recurring(forms.values())

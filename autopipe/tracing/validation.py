@@ -42,15 +42,18 @@ def validated_forms(
     dynamic: Any,
     known: Variation | None,
     below: int | None = None,
+    kin: Sequence[CaptureForms] = (),
 ) -> CaptureForms:
     """Forms that are the model on other data, and what may vary; recorded again where they are not.
 
-    Not asked of a model on meta. Where forms follow questions about the data, that of the example is. Raises
+    Not asked of a model on meta. Where forms follow questions about the data, that of the example is. Beside
+    ``kin`` they take their names, and what is whole for those is whole for them. Raises
     :class:`CaptureError` where no fewer than ``below`` checks say which sizes they are right for.
     """
     while True:
-        made = _freed(session, CaptureForms(session, inputs, tensors, session.forms(), dynamic, known))
-        made = _undivided(session, made)
+        made = CaptureForms(session, inputs, tensors, session.forms(), dynamic, known, kin)
+        if not kin:  # whose model is taken apart in one way
+            made = _undivided(session, _freed(session, made))
         if session.device.type == "meta":
             session.notes.append(
                 "the graph was not held against the model on other data: on the meta device there are none"

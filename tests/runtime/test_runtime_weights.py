@@ -441,6 +441,7 @@ def test_arguments_without_a_batch_axis_stay_whole():
 class Dims:
     """The part of a capture that splitting looks at."""
 
+    kinds = ()
     variation = Variation()
 
     def most_microbatches(n_rows):
@@ -459,6 +460,7 @@ def test_batch_dims_settle_what_guessing_cannot():
             dims = ()
             inputs = tuple(type("Op", (), {"name": n}) for n in leaves)
 
+    Named.kinds = (Named,)
     batch = Splitter(Named, {"square": None, "time_first": 1}).split(leaves, None, 3)
     assert batch.rows == (2, 1, 1)
     assert [t.shape for t in batch.leaves["time_first"]] == [(7, 2), (7, 1), (7, 1)]

@@ -5,7 +5,7 @@ Splitting a batch into microbatches is left to ``microbatch``, which every rank 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,8 +16,9 @@ from ... import accelerator
 from ...errors import InputError, StepError
 from ...stages import Section, Stage
 from ..wire.announcement import Announced, Announcement, Form, oddity
-from ..wire.boundary import flatten
+from ..wire.boundary import Frame, flatten
 from ..wire.peers import Peers
+from .kinds import Kinds
 from .microbatch import Batch
 from .weights import Weights
 
@@ -25,15 +26,19 @@ __all__ = ["Feed", "Given"]
 
 Ways = tuple[tuple[int, ...], tuple[int, ...], bool]
 """A batch's ``forms``, ``of_all`` and ``is_new``."""
-Given = tuple[dict[str, Any], Any, int, Weights, Ways]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""(positional, keyword arguments) of a batch."""
+Given = tuple[dict[str, Any], Any, int, Weights, Ways, tuple[int, Call | None]]
 """(inputs by name, target, asked number of microbatches, weight of each and what they counted, the forms that
-are asked for): a tensor that is of no use to this rank is on the meta device."""
+are asked for, the kind and, where that is new, the call): a tensor that is of no use to this rank is on the
+meta device."""
 
 
 class Header(msgspec.Struct, frozen=True):
     """What the source says of a batch ahead of its tensors; ``owners`` has None for the target's.
 
-    One that ``is_new`` asks for forms that are still to be recorded: every rank gets all of it.
+    One that ``is_new`` asks for forms that are still to be recorded: every rank gets all of it. Of a new
+    ``kind`` the ``call`` is told as well, as the frame of its arguments and the inputs that fill that.
     """
 
     names: list[str]
@@ -44,6 +49,8 @@ class Header(msgspec.Struct, frozen=True):
     forms: tuple[int, ...]
     is_new: bool = False
     of_all: tuple[int, ...] = ()
+    kind: int = 0
+    call: tuple[str, list[str]] | None = None
     fault: str = ""
 
 
@@ -56,22 +63,24 @@ class Feed:
         stages: Sequence[Stage],
         peers: Peers,
         device: torch.device,
-        everywhere: Collection[str] = (),
+        kinds: Kinds,
     ) -> None:
-        """``everywhere`` names inputs that all ranks get: what says how a batch is cut."""
-        self.source, self._peers, self._device, self._everywhere = source, peers, device, everywhere
+        """All ranks get the inputs that say how a batch of its kind is cut."""
+        self.source, self._peers, self._device, self._kinds = source, peers, device, kinds
+        self._told = {kind.number for kind in kinds}
         self._last = stages[-1].rank
         self._others = [rank for rank in range(peers.n_ranks) if rank != source]
         self.follow(stages)
 
     def follow(self, stages: Sequence[Stage | Section]) -> None:
         """From now on give these stages what they use."""
-        self._uses: list[set[str]] = [{*self._everywhere} for _ in range(self._peers.n_ranks)]
+        everywhere = {name for kind in self._kinds for name in kind.splitter.read}
+        self._uses: list[set[str]] = [{*everywhere} for _ in range(self._peers.n_ranks)]
         for stage in stages:
             self._uses[stage.rank].update(stage.inputs)
 
-    def give(self, batch: Batch, target: Any, n_microbatches: int, weights: Weights) -> None:
-        """Send a batch from the source."""
+    def give(self, batch: Batch, target: Any, n_microbatches: int, weights: Weights, call: Call) -> None:
+        """Send a batch, which came as ``call``, from the source."""
         names = list(batch.whole)
         tensors, frame = flatten([*batch.whole.values(), target])
         owners = self._owners(names, batch.whole, len(tensors))
@@ -90,6 +99,7 @@ class Feed:
         forms = tuple(map(Form.of, tensors))
         try:
             told = Announcement(forms, frame).told()
+            came = None if batch.kind in self._told else self._shape_of(call, batch)
         except StepError as error:
             raise InputError(
                 f"rank {self.source} cannot feed this batch to the others, since its inputs or its target "
@@ -97,7 +107,9 @@ class Feed:
                 "those, or make the runtime without feed, and pass every rank the batch"
             ) from error
         shares = [float(weight) for weight in weights[0]], weights[1]
-        header = Header(names, told, owners, n_microbatches, shares, batch.forms, is_new, batch.of_all)
+        ways = batch.forms, is_new, batch.of_all
+        header = Header(names, told, owners, n_microbatches, shares, *ways, batch.kind, came)
+        self._told.add(batch.kind)
         laid = [f.to_wire(t) if sent else t for f, t, sent in zip(forms, tensors, is_sent, strict=True)]
         leaving = []
         for rank in self._others:
@@ -141,7 +153,21 @@ class Feed:
         *values, target = tensors if told.frame is None else told.frame.fill(tensors)
         inputs = dict(zip(header.names, values, strict=True))
         ways = header.forms, header.of_all, header.is_new
-        return inputs, target, header.n_microbatches, header.weights, ways
+        call = None if header.call is None else self._call(header.call, inputs)
+        return inputs, target, header.n_microbatches, header.weights, ways, (header.kind, call)
+
+    def _shape_of(self, call: Call, batch: Batch) -> tuple[str, list[str]]:
+        """A call without its tensors, and the inputs that those are."""
+        name_of = {id(value): name for name, value in batch.whole.items()}
+        tensors, frame = flatten(call)
+        assert frame is not None  # arguments are no tensor
+        return frame.to_text(), [name_of[id(t)] for t in tensors]
+
+    def _call(self, told: tuple[str, list[str]], inputs: Mapping[str, Any]) -> Call:
+        """Of :meth:`_shape_of`."""
+        text, names = told
+        args, kwargs = Frame.from_text(text).fill([inputs[name] for name in names])
+        return tuple(args), kwargs
 
     def _owners(self, names: Sequence[str], whole: Mapping[str, Any], n_tensors: int) -> list[str | None]:
         """Of each tensor the input it is; None for the target's."""

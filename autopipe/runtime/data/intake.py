@@ -22,8 +22,9 @@ from ..options import Options, Request
 from ..wire.peers import Peers
 from .feed import Feed
 from .input_gradients import tracked
-from .microbatch import Batch, Cut, Splitter, with_forms
-from .weights import Bound, Weigher
+from .kinds import Kind, Kinds
+from .microbatch import Batch, Cut, with_forms
+from .weights import Bound
 
 if TYPE_CHECKING:
     from ...tracing import Capture
@@ -93,18 +94,17 @@ class Intake:
         self,
         capture: Capture,
         options: Options,
-        splitter: Splitter,
-        weigher: Weigher,
+        kinds: Kinds,
         feed: Feed | None,
         peers: Peers | None,
         stages: Sequence[Stage | Section],
         device: torch.device,
-        bind: Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Tensor]],
+        bind: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Kind, dict[str, Any]]],
         binds_alike: Callable[[], bool],
         meet: Callable[[Batch], Batch],
         check_rows: Callable[[Batch, bool], None],
     ) -> None:
-        """``bind`` gives a call's inputs by name, ``meet`` a batch the forms that it asks for.
+        """``bind`` gives a call's kind and its inputs by name, ``meet`` a batch the forms that it asks for.
 
         ``binds_alike`` begins a call as ``bind`` does, and tells whether that would name its inputs as it
         did in the last call of the same form. ``check_rows`` refuses a batch whose microbatches are not
@@ -114,7 +114,7 @@ class Intake:
         self._check_rows = check_rows
         self._last: _Known | None = None
         self._capture, self._options, self._device = capture, options, device
-        self._splitter, self._weigher, self._feed, self._peers = splitter, weigher, feed, peers
+        self._kinds, self._feed, self._peers = kinds, feed, peers
         self._takes_target = stages[-1].is_last
         self.is_fed = feed is not None
         self._is_weighed = options.mesh is not None and options.mesh.ndim > 1  # beside batches of replicas
@@ -146,22 +146,23 @@ class Intake:
         kwargs, target = self._route(request.kwargs, request.target)
         args, given = request.args, (*request.args, *kwargs.values())
         form = self._form(request, kwargs, given, target)
-        last, inputs = self._last, dict[str, Tensor]()
+        last, inputs, kind = self._last, dict[str, Tensor](), self._kinds[0]
         if last is not None and last.form == form and self._binds_alike():
             bound = dict(zip(last.names, given, strict=True))
             batch = last.cut.of(bound, target)
         else:
-            bound = self._bind(args, kwargs)
-            inputs, batch = self._cut(request, bound, target)
+            kind, bound = self._bind(args, kwargs)
+            inputs, batch = self._cut(request, kind, bound, target)
             self._last = None if form is None else _known(form, given, batch)
         self._check_rows(batch, request.grad)  # before labels are counted, which may lie in other rows
         # counted where the batch is; on a device, without a wait for it where it stays there
         told = self._feed is not None or self._options.mesh is not None
-        weigh = self._weigher.weigh if request.loss else self._weigher.weigh_outputs
+        weigh = kind.weigher.weigh if request.loss else kind.weigher.weigh_outputs
         weights, counted = weigh(batch, args, kwargs, bound, is_read=told)
         if self._feed is not None:
-            self._feed.give(batch, target, len(batch.rows), (weights, counted))
-        batch = batch.on(self._device, self._used, self._takes_target)
+            self._feed.give(batch, target, len(batch.rows), (weights, counted), (args, kwargs))
+        moved = self._used - kind.capture.inputs.names_of_numbers  # which the host reads
+        batch = batch.on(self._device, moved, self._takes_target)
         return WeightedBatch(batch, weights, counted, inputs if request.grad else {})
 
     def _form(
@@ -183,7 +184,7 @@ class Intake:
         return (asked, self._capture.model.training, len(request.args), (*kwargs,), kinds)
 
     def _cut(
-        self, request: Request, bound: Mapping[str, Any], target: Any
+        self, request: Request, kind: Kind, bound: Mapping[str, Any], target: Any
     ) -> tuple[dict[str, Tensor], Batch]:
         """A call's batch in microbatches, and those of its tensors that require a gradient."""
         makes_loss = self._takes_target or self._feed is not None
@@ -202,7 +203,14 @@ class Intake:
             )
         n = int(request.n_microbatches or self._options.n_microbatches)
         free = {name: v.detach() if name in inputs else v for name, v in bound.items()}
-        return inputs, self._meet(self._splitter.split(free, target, n, is_weighed=self._is_weighed))
+        return inputs, self._meet(self._split(kind, free, target, n, is_weighed=self._is_weighed))
+
+    def _split(
+        self, kind: Kind, values: Mapping[str, Any], target: Any, n: int, *, is_weighed: bool = False
+    ) -> Batch:
+        """A batch of a kind, cut."""
+        batch = kind.splitter.split(values, target, n, is_weighed=is_weighed)
+        return dataclasses.replace(batch, kind=kind.number) if kind.number else batch
 
     def _check(self, bound: Mapping[str, Any], target: Any, grad: bool) -> None:
         """Raise :class:`InputError` for tensors that cannot be computed with, or not for a backward."""
@@ -229,20 +237,27 @@ class Intake:
 
     def _fed(self, feed: Feed, request: Request) -> WeightedBatch:
         # heard also where it is refused, or what is heard next would be this
-        leaves, target, n, (weights, counted), (forms, of_all, is_new) = feed.take()
+        leaves, target, n, (weights, counted), (forms, of_all, is_new), (number, call) = feed.take()
         if request.args or request.kwargs or request.target is not None:
             raise InputError(
                 f"rank {self._rank} was given inputs, but only rank {feed.source} feeds this pipeline; call "
                 "step() without any here, or make the runtime without feed"
             )
-        batch = self._splitter.split(leaves, target, n, is_weighed=self._is_weighed)
-        if is_new and (found := self._meet(batch).forms) != forms:
-            raise InputError(
-                f"rank {self._rank} has forms {list(found)} of the model for this batch, and rank "
-                f"{feed.source} {list(forms)}: some were recorded on one of them alone; call pipe(...) on "
-                "every rank alike, or only rt.step, rt.evaluate and rt.forward"
-            )
+        if call is not None:
+            kind, leaves = self._bind(*call)
+            self._check_alike(feed, "kind", kind.number, number)
+        batch = self._split(self._kinds[number], leaves, target, n, is_weighed=self._is_weighed)
+        if is_new:
+            self._check_alike(feed, "forms", [*self._meet(batch).forms], [*forms])
         return WeightedBatch(dataclasses.replace(batch, forms=forms, of_all=of_all), weights, counted)
+
+    def _check_alike(self, feed: Feed, what: str, here: Any, there: Any) -> None:
+        if here != there:
+            raise InputError(
+                f"rank {self._rank} has {what} {here} of the model for this batch, and rank {feed.source} "
+                f"{there}: some were recorded on one of them alone; call pipe(...) on every rank alike, or "
+                "only rt.step, rt.evaluate and rt.forward"
+            )
 
     def shares(
         self, batches: Sequence[Any], n_microbatches: int | None
@@ -272,25 +287,25 @@ class Intake:
         for args, given in calls:
             own = {name: value for name, value in given.items() if name != "target"}
             kwargs, target = self._route(own, given.get("target"))
-            bound = self._bind(args, kwargs)
-            batch = self._splitter.split(bound, target, 1, is_weighed=True)
-            if self._weigher.is_counted:
-                batch = self._in_forms(batch, int(n_microbatches or self._options.n_microbatches))
+            kind, bound = self._bind(args, kwargs)
+            batch = self._split(kind, bound, target, 1, is_weighed=True)
+            if kind.weigher.is_counted:
+                batch = self._in_forms(kind, batch, int(n_microbatches or self._options.n_microbatches))
             each.append(Bound(batch, args, kwargs, bound))
-        return self._weigher.measure(each)
+        return self._kinds[each[0].batch.kind].weigher.measure(each)
 
-    def _in_forms(self, batch: Batch, n: int) -> Batch:
+    def _in_forms(self, kind: Kind, batch: Batch, n: int) -> Batch:
         """A batch with the form it asks for; where there is none for all of it, its microbatches with theirs.
 
         Under feed those must be there: the other ranks take part in recording one in a step alone.
         """
-        if self._capture.is_met(batch.whole):
-            return with_forms(batch, self._capture)
-        batch = self._splitter.split(batch.whole, batch.target, n)
+        if kind.capture.is_met(batch.whole):
+            return with_forms(batch, kind.capture)
+        batch = self._split(kind, batch.whole, batch.target, n)
         if self._feed is None:
             return self._meet(batch)
         try:
-            return with_forms(batch, self._capture)
+            return with_forms(batch, kind.capture)
         except InputError as refusal:
             raise InputError(
                 f"the labels that count in a batch cannot be told: {refusal}; give step() such a batch first"

@@ -86,7 +86,7 @@ class Batch:
         microbatches where none can be had.
     is_new: whether no step has run some of these forms yet.
     target: that of the whole batch, as it was given.
-    cut: how it was cut.
+    cut: how it was cut. kind: the number of the kind of call that it is of.
     """
 
     rows: tuple[int, ...]
@@ -101,6 +101,7 @@ class Batch:
     is_new: bool = False
     target: Any = None
     cut: Cut | None = None
+    kind: int = 0
 
     @property
     def n_microbatches(self) -> int:
@@ -230,12 +231,12 @@ class Splitter:
     """
 
     def __init__(self, capture: Capture, batch_dims: Mapping[str, int | None] | None = None) -> None:
+        names = {op.name for kind in capture.kinds for op in kind.ops.inputs}
         self._given = dict(batch_dims or {})
         self._batch = batch_dim(capture.ops.dims)
         self._known = dict(self._batch.where) if self._batch else {}
         self._fixed = capture.variation.fixed
         self._capture = capture
-        names = {op.name for op in capture.ops.inputs}
         unknown = sorted(set(self._given) - names - {"target"})
         if unknown:
             raise InputError(
@@ -410,10 +411,11 @@ def with_forms(
     ``form_of`` tells the number of a form from inputs; by default it is that of ``capture``. ``form_of_all``
     tells it of the whole batch where the forms of microbatches are not for so many rows; by default nothing.
     """
-    if not capture.has_questions and capture.is_met(batch.whole):
+    is_usual = capture.first is None and not capture.has_questions
+    if is_usual and capture.is_met(batch.whole):
         return batch
     microbatches = [{n: c[m] for n, c in batch.leaves.items()} for m in range(batch.n_microbatches)]
-    whole = [batch.whole] if capture.ops.tail else []
+    whole = [batch.whole] if capture.kinds[0].ops.tail else []
     form_of = form_of or capture.form_of
     forms = tuple(map(form_of, [*microbatches, *whole]))
     of_all = forms[batch.n_microbatches :]

@@ -151,6 +151,8 @@ def _by_sizes(graph: OpGraph, nodes: Sequence[fx.Node], dims: Mapping[str, int])
         args = fx.map_arg(node.args, values.__getitem__)
         kwargs = fx.map_arg(node.kwargs, values.__getitem__)
         if node.op == "call_method":
+            if node.target == "item":
+                raise _Untold
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         if any(isinstance(a, Tensor) for a in args) or not callable(node.target):
             raise _Untold

@@ -51,7 +51,8 @@ class MixedRows:
         if self._is_whole:
             always, training = "", tail.before
         forms = self._capture.forms[self._model.training]
-        others = [forms[number].variation.mixing for number in sorted({*batch.forms} - {0})]
+        usual = self._capture.own[self._model.training][0]
+        others = [forms[number].variation.mixing for number in sorted({*batch.forms} - {usual})]
         always = always or next((m.always for m in others if m.always), "")
         training = training or next((m.training for m in others if m.training), "")
         always = always or self._capture.answered_otherwise(batch.forms, batch.of_all)
@@ -99,6 +100,7 @@ def mixing(
     than the batch.
     """
     with _evaluating(capture.model):
+        capture = capture.kind_of(args, dict(kwargs))
         values, form = capture.bound(*capture.arguments(args, dict(kwargs)))
         batch = with_forms(Splitter(capture).split(values, None, n_microbatches), capture)
         outputs, has_tail = Outputs(capture), "tail" in stages[-1].sections
@@ -135,11 +137,13 @@ def _joined_ahead(capture: Capture, stages: Sequence[Stage], batch: Batch) -> Se
     for m in range(batch.n_microbatches):
         values = {name: column[m] for name, column in batch.leaves.items()}
         for stage, section in [(s, s.sections[""]) for s in others] + [(last, body)]:
-            given = stage(*[values[n] for n in section.inputs], form=batch.form(m), section=section.name)
+            given = stage(*map(values.get, section.inputs), form=batch.form(m), section=section.name)
             values.update(zip(section.outputs, given, strict=True))
         made.append(values)
+    ahead = {*body.outputs, *(n for stage in others for n in stage.outputs)}
+    found = ahead & capture.ops.by_name.keys()  # no call makes the values of all kinds
     taken = [
-        batch.whole[n] if n in batch.whole else join([v[n] for v in made], row_axes(capture.ops, n))
+        join([v[n] for v in made], row_axes(capture.ops, n)) if n in found else batch.whole.get(n)
         for n in tail.inputs
     ]
     result: Sequence[Any] = last(*taken, form=(batch.forms or (0,))[-1], section=tail.name)

@@ -9,14 +9,12 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from ...errors import AutopipeError
 from ...stages import Section
 from ..options import Options, Request
 from .intake import Intake
-from .microbatch import AT_A_GLANCE, Splitter, with_forms
-from .weights import Weigher
+from .kinds import Kind, Kinds
+from .microbatch import AT_A_GLANCE, with_forms
 
 if TYPE_CHECKING:
     from ...tracing import Capture
@@ -51,14 +49,14 @@ def beginning(capture: Capture, n_microbatches: int) -> Callable[[], object]:
 def _intake(capture: Capture, n_microbatches: int) -> Intake:
     """What takes batches in where the model is one stage in one process."""
     options = Options(n_microbatches=n_microbatches)
-    splitter, weigher = Splitter(capture), Weigher(capture, None, None, None)
+    kinds = Kinds(capture, options, is_whole=False)
     stage = Section("", 0, 0, tuple(op.name for op in capture.ops.inputs), (), is_last=True)
     assumptions = capture.assumptions
 
-    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
+    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kind, dict[str, Any]]:
         values = capture.values(args, kwargs)
         assumptions.begin()
-        return values
+        return kinds[0], values
 
     def binds_alike() -> bool:
         is_same = not assumptions.changed()
@@ -67,7 +65,7 @@ def _intake(capture: Capture, n_microbatches: int) -> Intake:
 
     meet = functools.partial(with_forms, capture=capture)
     intake = Intake(
-        capture, options, splitter, weigher, None, None, (stage,), capture.device, bind, binds_alike, meet,
+        capture, options, kinds, None, None, (stage,), capture.device, bind, binds_alike, meet,
         check_rows=lambda batch, has_backward: None,
     )  # fmt: skip
     intake.follow((stage,), (stage,))

@@ -89,7 +89,7 @@ class Weigher:
         self.is_counted = is_counted and self._is_models_own
         self._has_beside = is_counted and not self._is_models_own and not said
         if self.is_counted:
-            self._losses(0)
+            self._losses(capture.own[capture.model.training][0])
 
     def weigh(
         self,
@@ -199,7 +199,7 @@ class Weigher:
 
     def _of_each(self, batch: Batch) -> list[Losses]:
         """By microbatch what its form averages over labels."""
-        return [self._losses(batch.forms[m] if batch.forms else 0) for m in range(batch.n_microbatches)]
+        return [self._losses(batch.form(m)) for m in range(batch.n_microbatches)]
 
     def _counts(self, batches: Sequence[Batch]) -> tuple[int, list[list[float | Tensor]]]:
         """How many sums over labels the loss is made of, and what each of its means counts by microbatch.

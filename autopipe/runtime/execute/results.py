@@ -6,20 +6,17 @@ Joining microbatches is left to ``outputs``; computing them to ``worker``.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..data.outputs import Outputs, share, weighted
-from ..data.weights import Weigher
+from ..data.kinds import Kinds
+from ..data.outputs import share, weighted
 from ..stage.worker import StepInputs, Worker
 from ..step_result import StepResult
 from ..wire.peers import Peers
 from ..wire.values import dtype_of, name_of
-
-if TYPE_CHECKING:
-    from ...tracing import Capture
 
 __all__ = ["Results"]
 
@@ -29,14 +26,12 @@ class Results:
 
     def __init__(
         self,
-        capture: Capture,
-        outputs: Outputs,
-        weigher: Weigher,
+        kinds: Kinds,
         peers: Peers | None,
         source: int,
         device: torch.device,
     ) -> None:
-        self._capture, self._outputs, self._weigher, self._peers = capture, outputs, weigher, peers
+        self._kinds, self._peers = kinds, peers
         self._source, self._device = source, device
         self._dtype: torch.dtype | None = None
         self._is_dtype_shared = False
@@ -44,16 +39,17 @@ class Results:
     def of(self, step: StepInputs, last: Worker | None) -> tuple[StepResult, Tensor | None]:
         """Of the step under way, with its loss in fp64; ``last`` is the worker at the end if it is here."""
         leaves = total = None
+        kind = self._kinds[step.batch.kind]
         if last is not None and step.want_loss:
             total = weighted(last.losses, last.step.weights).to(self._device)
             self._dtype = self._dtype or next(x.dtype for x in last.losses if x is not None)
         if last is not None and step.outputs_on:
             batch = last.step.batch
-            weights = self._weigher.in_outputs(batch, last.step.weights)
-            leaves = self._outputs.join([o or [] for o in last.outputs], batch, weights)
+            weights = kind.weigher.in_outputs(batch, last.step.weights)
+            leaves = kind.outputs.join([o or [] for o in last.outputs], batch, weights)
         if self._peers is not None:
             leaves, total = self._share(self._peers, step, leaves, total)
-        joined = None if leaves is None else self._capture.assemble(leaves)
+        joined = None if leaves is None else kind.capture.assemble(leaves)
         loss = torch.full((), math.nan, device="cpu") if total is None else total.to(self._dtype)
         return StepResult(loss, joined), total
 

@@ -77,7 +77,7 @@ def make_workers(
             offloads=offloads,
         )
         if isinstance(worker, TailWorker):
-            worker.join_by(capture.ops)
+            worker.join_by([kind.ops for kind in capture.kinds])
     for worker in workers.values():
         worker.receivers = workers
     return workers

@@ -10,7 +10,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,10 @@ from ...errors import AutopipeError, InputError, StepError
 from ...stages import own_loss
 from ...tracing.inputs.structure import flatten, unflatten
 from ...tracing.sizes.other_masks import LEFT_OUT
-from ..data.outputs import Outputs, weighted
-from ..data.weights import Weigher
+from ..data.kinds import Kinds
+from ..data.outputs import weighted
 from ..options import Options, is_due
 from .worker import StepInputs
-
-if TYPE_CHECKING:
-    from ...tracing import Capture
 
 __all__ = ["Loss"]
 
@@ -58,14 +55,12 @@ class Loss:
         optimizer would have no gradient of them.
     """
 
-    def __init__(
-        self, capture: Capture, options: Options, outputs: Outputs, weigher: Weigher, device: torch.device
-    ) -> None:
+    def __init__(self, kinds: Kinds, options: Options, device: torch.device) -> None:
         self._device = device
         self.trains: set[int] | None = None
-        self._capture, self._loss_fn, self._outputs = capture, options.loss_fn, outputs
+        self._kinds, self._loss_fn = kinds, options.loss_fn
+        self._kind = kinds[0]
         self._target_axis = (options.batch_dims or {}).get("target", 0) or 0
-        self._weigher = weigher
         self._asks = options.loss_fn is not None and options.loss_weight is None
         self._seen: dict[int, tuple[tuple[Any, ...], Tensor]] = {}
         self._held: dict[int, dict[str, Tensor]] = {}
@@ -78,7 +73,7 @@ class Loss:
 
     def begin(self, step: StepInputs) -> None:
         """Take up a step."""
-        self._rows = step.batch.rows
+        self._rows, self._kind = step.batch.rows, self._kinds[step.batch.kind]
         can_ask = self._asks and step.grad and step.batch.n_microbatches > 1
         # each look waits for the device, so there it ends with the warm-up
         is_due_now = is_due(self._n_steps) and (self._n_steps < 2 or self._device.type == "cpu")
@@ -96,13 +91,14 @@ class Loss:
 
     def __call__(self, outputs: tuple[Any, ...], target: Any, m: int) -> Tensor:
         """The loss of microbatch ``m``. Raises :class:`InputError` where there is none to train on."""
-        output, loss_fn = self._capture.assemble(outputs), self._loss_fn
+        capture, loss_fn = self._kind.capture, self._loss_fn
+        output = capture.assemble(outputs)
         looks = self._looks and torch.is_grad_enabled()  # not where a stage that recomputes only looks ahead
         ends = _ends(outputs) if looks else set()
         before = _gradients(ends) if looks else []
         if self._step is not None:
             self._get_ready(outputs, m)
-        loss = own_loss(self._capture, outputs) if loss_fn is None else self._made(loss_fn, output, target, m)
+        loss = own_loss(capture, outputs) if loss_fn is None else self._made(loss_fn, output, target, m)
         if before != (_gradients(ends) if looks else []):
             raise InputError(
                 "loss_fn calls backward(), which reaches this stage's parameters alone: the step makes the "
@@ -167,14 +163,15 @@ class Loss:
             ) from error
 
     def _refuse_others(self, loss: Tensor, ends: Iterable[Node]) -> None:
-        own = {id(p) for p in self._capture.model.parameters()} | (self.trains or set())
+        own = {id(p) for p in self._kind.capture.model.parameters()} | (self.trains or set())
         others = [
             list(leaf.shape) for leaf in _leaves([get_gradient_edge(loss).node], ends) if id(leaf) not in own
         ]
         if others:
             shapes = f"{', '.join(map(str, others[:3]))}{', …' if len(others) > 3 else ''}"
+            name = self._kind.capture.ops.model
             raise InputError(
-                f"loss_fn trains what is not {self._capture.ops.model}'s ({len(others)} tensors, of shapes "
+                f"loss_fn trains what is not {name}'s ({len(others)} tensors, of shapes "
                 f"{shapes}), and only this rank would: make it an nn.Module that has them as parameters when "
                 "the runtime is made, whose gradients all ranks of one pipeline share, or freeze them with "
                 "requires_grad_(False); beside replicas, let them be the model's"
@@ -188,17 +185,18 @@ class Loss:
         total = float(sum(weights))
         if not total:
             return
-        weighed = weighted(losses, weights).item() / (1.0 if self._weigher.is_sum else total)
+        capture, weigher, joins = self._kind.capture, self._kind.weigher, self._kind.outputs
+        weighed = weighted(losses, weights).item() / (1.0 if weigher.is_sum else total)
         held, left = self._held[start], _buffers(self._loss_fn)
         try:
-            self._outputs.check(batch)
+            joins.check(batch)
             # a loss of the model's own is of both together what its labels make it, whatever weighs them here
-            parts = (self._weigher.beside(step.batch) or step.weights)[start:stop]
-            shares = weights if self._weigher.is_sum else [w / sum(parts) for w in parts]
-            joined = self._capture.assemble(self._outputs.join(outputs, batch, shares))
+            parts = (weigher.beside(step.batch) or step.weights)[start:stop]
+            shares = weights if weigher.is_sum else [w / sum(parts) for w in parts]
+            joined = capture.assemble(joins.join(outputs, batch, shares))
             found, others = self._asked_again(held, joined, _joined(batch.targets, self._target_axis))
             before = torch.get_rng_state()
-            again, _ = self._asked_again(held, self._capture.assemble(outputs[0]), batch.targets[0])
+            again, _ = self._asked_again(held, capture.assemble(outputs[0]), batch.targets[0])
             is_drawn = not torch.equal(before, torch.get_rng_state()) or self._device.type != "cpu"
         except InputError as error:
             self._warn(f"it gets an output that is not the full batch's: {error}")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import InputError
-from ...graph import OpGraph
+from ...graph import OpGraph, batch_dim
 from ...torch_private import backward
 from ...tracing.rows.tail import join, row_axes
 from ..wire.boundary import Edge
@@ -26,14 +26,18 @@ class TailWorker(Worker):
     microbatches' own backwards then find their gradients. Its step has one microbatch.
     """
 
-    def join_by(self, ops: OpGraph) -> None:
-        """Where rows lie in what comes, by the shapes in the op graph."""
-        self._axes = {name: row_axes(ops, name) for edge in self.edges_in for name in edge.names}
+    def join_by(self, graphs: Sequence[OpGraph]) -> None:
+        """Where rows lie in what comes, by the shapes in the op graph of each kind of calls."""
+        names = [name for edge in self.edges_in for name in edge.names]
+        self._axes_of = [
+            {n: row_axes(ops, n) for n in names if n in ops.by_name and batch_dim(ops.dims)} for ops in graphs
+        ]
 
     def begin(self, step: StepInputs) -> None:
         """Take up a step on microbatches as one on their batch."""
         whole = dataclasses.replace(step, batch=step.batch.as_one(self.stage._device), weights=(1.0,))
         super().begin(whole)
+        self._axes = self._axes_of[step.batch.kind]
         self._n_pieces = step.batch.n_microbatches
         self._pieces: dict[tuple[Edge, int], Sequence[Any]] = {}
 
@@ -62,7 +66,7 @@ class TailWorker(Worker):
                 f"{name} is there in some microbatches and not in others, since the model goes another way "
                 "by their values; pass n_microbatches=1 for such a batch"
             )
-        return join(parts, self._axes[name])
+        return join(parts, self._axes.get(name, ()))
 
     def _turn_round(self) -> None:
         """Backward to the pieces that were joined, which gather their gradients."""

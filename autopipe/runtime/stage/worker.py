@@ -118,7 +118,8 @@ class Worker:
             if name in step.tracked
         }
         given = {**step.batch.leaves, **self.leaves}
-        self._columns = [(i, tuple(given[name])) for i, name in self._own]
+        # no call has inputs of all kinds
+        self._columns = [(i, tuple(given[name])) for i, name in self._own if name in given]
         takes_target = self.section.is_last and step.want_loss
         self._targets: tuple[Any, ...] = tuple(step.batch.targets) if takes_target else ()
         self._values: list[list[Any]] = [[None] * len(self.section.inputs) for _ in range(n)]

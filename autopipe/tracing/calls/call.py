@@ -21,7 +21,7 @@ __all__ = ["Branch", "Call", "Depends", "Guard", "Recording", "Setting", "calls_
 class Depends:
     """What a value can change with, as bits of an ``int``: flags of ``enum`` take long to join.
 
-    Without INPUT, RANDOM, STATE and DATA it is safe to read in Python.
+    With SHAPE alone, or nothing, it is safe to read in Python.
     """
 
     NOTHING = 0
@@ -35,9 +35,11 @@ class Depends:
     """the sizes of the model's inputs"""
     DATA = 16
     """its very shape depends on data"""
+    NUMBER = 32
+    """it is a number, and depends on one among the model's inputs"""
 
 
-UNSAFE = Depends.INPUT | Depends.RANDOM | Depends.STATE | Depends.DATA
+UNSAFE = Depends.INPUT | Depends.RANDOM | Depends.STATE | Depends.DATA | Depends.NUMBER
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -26,9 +26,12 @@ __all__ = [
 
 
 def key(call: Call) -> tuple[Any, ...]:
-    """What a call calls, and where: equal for the same op of two recordings."""
+    """What a call calls, and where: equal for the same op of two recordings.
+
+    A module is where it is, whoever calls it.
+    """
     target = call.target if isinstance(call.target, str) else qualified_name(call.target)
-    return call.op, target, call.path, call.source if call.op != "get_attr" else ""
+    return call.op, target, call.path, "" if call.op in ("get_attr", "call_module") else call.source
 
 
 def is_same(a: Recording, b: Recording) -> bool:

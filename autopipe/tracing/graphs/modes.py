@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from torch import fx, nn
@@ -49,17 +49,18 @@ def settled(graph: fx.Graph, model: nn.Module) -> fx.Graph:
     return out
 
 
-def merge(train: Recording, evaluation: Recording) -> dict[bool, Recording]:
+def merge(
+    train: Recording, evaluation: Recording, named: Sequence[Call] = (), taken: Collection[str] = ()
+) -> dict[bool, Recording]:
     """Both forms with calls named: equal names are the same op. One object twice where one form serves both.
 
-    Calls are matched by what they call and where; constants that differ follow the module's ``training``
-    flag.
+    Calls are matched by what they call and where, with those that are ``named`` too, and get no name that is
+    ``taken``; constants that differ follow the module's ``training`` flag.
     """
     pairs = _match(train.calls, evaluation.calls)
     twins = {id(e): t for t, e in pairs}
     whole = len(pairs) == len(train.calls) == len(evaluation.calls) and train.output == evaluation.output
     whole = whole and not (train.modes or evaluation.modes)  # flags that are set say nothing of the model's
-    namer = Namer()
     if whole and all(_agrees(t, e, twins) for t, e in pairs):
         _do_as_in_either(pairs)
         both = dataclasses.replace(
@@ -67,11 +68,13 @@ def merge(train: Recording, evaluation: Recording) -> dict[bool, Recording]:
             guards=_guards(train, evaluation, twins),
             carried=train.carried | evaluation.carried,
         )
-        return dict.fromkeys((True, False), _name(both, namer))
-    _name(train, namer)
-    for t, e in pairs:
-        e.name = t.name
-    _name(evaluation, namer)
+        name_like(named, both, taken)
+        return dict.fromkeys((True, False), both)
+    name_like(named, train, taken)
+    if named:
+        name_like(union(named, train.calls), evaluation, taken)
+    else:
+        _name(evaluation, pairs, train.calls, taken)
     return {True: train, False: evaluation}
 
 
@@ -95,12 +98,13 @@ def share_constants(forms: Iterable[Recording]) -> dict[str, Any]:
 def union(named: Sequence[Call], calls: Sequence[Call]) -> list[Call]:
     """Calls and those of another form that they lack, by name, in an order that keeps that of both.
 
-    What both have stands in the same order in both; the output, which both have, last.
+    What both have stands in the same order in both, but for inputs; the output, which both have, last.
     """
     known = {c.name for c in named}
-    common = known & {c.name for c in calls}
-    out: list[Call] = []
-    rest = iter(calls)
+    out = [c for c in calls if c.op == "placeholder" and c.name not in known]
+    others = _without_inputs(calls)
+    common = known & {c.name for c in others}
+    rest = iter(others)
     for call in named:
         if call.name in common:
             out += itertools.takewhile(lambda other: other.name != call.name, rest)  # noqa: B023
@@ -109,13 +113,31 @@ def union(named: Sequence[Call], calls: Sequence[Call]) -> list[Call]:
     return out
 
 
-def name_like(named: Sequence[Call], form: Recording) -> None:
-    """Name the calls of a further form: what is one of the ``named`` as that one."""
-    for known, call in _match(named, form.calls):
+def name_like(named: Sequence[Call], form: Recording, taken: Collection[str] = ()) -> None:
+    """Name the calls of a further form: what is one of the ``named`` as that, none as what is ``taken``."""
+    pairs = _match(_without_inputs(named), _without_inputs(form.calls)) if named else ()
+    _name(form, pairs, named, taken)
+
+
+def _without_inputs(calls: Sequence[Call]) -> list[Call]:
+    return [c for c in calls if c.op != "placeholder"]
+
+
+def _name(
+    form: Recording, pairs: Iterable[tuple[Call, Call]], named: Sequence[Call], taken: Collection[str]
+) -> None:
+    """Name calls that are paired with one that is named as that, and others otherwise than any.
+
+    Inputs have their names.
+    """
+    for call in form.calls:
+        call.name = call.target if call.op == "placeholder" else call.name
+    for known, call in pairs:
         call.name = known.name
-    namer = Namer()
-    namer.taken.update((c.name, 0) for c in named)
-    _name(form, namer)
+    namer = Namer([*taken, *(c.name for c in (*named, *form.calls) if c.name)])
+    for call in form.calls:
+        if not call.name:
+            call.name = namer(call.hint)
 
 
 def _match(train: Sequence[Call], evaluation: Sequence[Call]) -> list[tuple[Call, Call]]:
@@ -237,10 +259,3 @@ def _blend(a: Any, b: Any, call: Call, flags: dict[str, Call], made: list[Call])
     chosen.source, chosen.value, chosen.is_size = call.source, a, True
     made.append(chosen)
     return chosen
-
-
-def _name(recording: Recording, namer: Namer) -> Recording:
-    for call in recording.calls:
-        if not call.name:
-            call.name = namer(call.hint)
-    return recording

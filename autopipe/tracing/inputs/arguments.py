@@ -10,7 +10,7 @@ import functools
 import inspect
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import nn
 
 from ...errors import InputError
 from .contents import SIMPLE, contents
+from .free_numbers import FreeNumber, as_tensor, freed, is_number, plainly_given
 from .names import Namer
 from .structure import Spec, flatten, hides_tensors, paths, unflatten
 
@@ -79,6 +80,7 @@ class Inputs:
     shown: per leaf, how a person would write it (``batch["mask"]``).
     spec: of the dict of arguments by name.
     constants: leaf index → the value it had.
+    numbers: leaf index → a plain number that may vary, as it was at capture.
     dtypes: leaf index → dtype of a tensor.
     shapes: leaf index → shape of a tensor at capture.
     contents: leaf index → what an object among the constants held, which its owner may change.
@@ -96,12 +98,13 @@ class Inputs:
     contents: dict[int, Any] = dataclasses.field(default_factory=dict)
     is_apart: bool = False
     n_positional: int = 0
+    numbers: dict[int, FreeNumber] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], taken: Iterable[str] = ()
     ) -> tuple[Inputs, dict[str, Any]]:
-        """The structure of a call's arguments, and its tensors by placeholder name.
+        """The structure of a call's arguments, and its tensors by placeholder name, none of those ``taken``.
 
         Raises :class:`InputError` for arguments that hold tensors where they cannot be followed.
         """
@@ -113,7 +116,9 @@ class Inputs:
                     f"{type(model).__name__}: argument {shown(trail)} is a {type(leaf).__name__}, whose "
                     "tensors cannot be followed; pass them in a tuple, a list, a dict or a dataclass"
                 )
-        named = Namer()
+        named = Namer(taken)
+        numbers = {i: v for i, v in enumerate(leaves) if isinstance(v, FreeNumber)}
+        leaves = [as_tensor(v) if i in numbers else v for i, v in enumerate(leaves)]
         names = tuple(
             named("_".join(str(key) for _, key in trail)) if isinstance(leaf, torch.Tensor) else None
             for trail, leaf in zip(trails, leaves, strict=True)
@@ -129,6 +134,7 @@ class Inputs:
             shapes={i: tuple(t.shape) for i, t in tensors.items()},
             contents={i: held for i, v in enumerate(leaves) if (held := contents(v)) is not None},
             n_positional=len(args),
+            numbers=numbers,
         )
         return inputs, {n: v for n, v in zip(names, leaves, strict=True) if n is not None}
 
@@ -146,12 +152,75 @@ class Inputs:
         faults = faults or (self._given_twice(leaves) if self.is_apart else [])
         if faults:
             raise InputError(f"{self.model}: " + "; ".join(faults))
+        leaves = [as_tensor(v) if i in self.numbers else v for i, v in enumerate(leaves)]
         return {n: v for n, v in zip(self.names, leaves, strict=True) if n is not None}
+
+    @property
+    def names_of_numbers(self) -> frozenset[str]:
+        """The inputs that are plain numbers to a caller."""
+        return frozenset(name for i, name in enumerate(self.names) if name is not None and i in self.numbers)
+
+    def as_before(self) -> dict[str, torch.Tensor]:
+        """By input the plain numbers that may vary, as they have been at another time."""
+        return {str(self.names[i]): as_tensor(number.before) for i, number in self.numbers.items()}
+
+    def with_free_numbers(self, others: Sequence[Inputs]) -> Inputs:
+        """The same, in which plain numbers are free that are other ones, or free, in the ``others``."""
+        free: dict[int, FreeNumber] = {}
+        for i, value in self.constants.items():
+            places = [(o, o.shown.index(self.shown[i])) for o in others if self.shown[i] in o.shown]
+            known = [v for other, j in places for v in other._values_met(j)]
+            unlike = [v for v in known if type(v) is type(value) and v != value]
+            if is_number(value) and unlike:
+                free[i] = freed(value, unlike[0])
+        return dataclasses.replace(self, constants=self.constants | free) if free else self
+
+    def _values_met(self, i: int) -> list[Any]:
+        """The plain values that are known of a place."""
+        if (number := self.numbers.get(i)) is None:
+            return [self.constants.get(i)]
+        return [plainly_given(number), number.before]
+
+    def takes(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether :meth:`bind` takes a call's arguments."""
+        try:
+            self.bind(model, args, kwargs)
+        except InputError:
+            return False
+        return True
+
+    def is_unlike(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call that fits the signature is another in its structure or plain values."""
+        try:
+            leaves, spec = flatten(arguments(model, args, kwargs))
+        except InputError:
+            return False
+        return spec != self.spec or any(self._is_other(i, leaf) for i, leaf in enumerate(leaves))
+
+    def only_other_value(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """The one place where a call has another plain value, as a person would write it; or ""."""
+        leaves, spec = flatten(arguments(model, args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if self._is_other(i, leaf)] if spec == self.spec else []
+        is_plain = len(places) == 1 and isinstance(leaves[places[0]], SIMPLE) and places[0] in self.constants
+        return self.shown[places[0]] if is_plain else ""
+
+    def _is_other(self, i: int, leaf: Any) -> bool:
+        """Whether a value is plain where there was another or a tensor, or a tensor where there was none."""
+        if isinstance(leaf, torch.Tensor):
+            return i in self.constants
+        if i in self.numbers:
+            return isinstance(leaf, SIMPLE) and type(leaf) is not type(plainly_given(self.numbers[i]))
+        known = self.constants.get(i)
+        return (
+            isinstance(leaf, SIMPLE)
+            and isinstance(known, SIMPLE)
+            and not (i in self.constants and _same(leaf, known))
+        )
 
     def _given_twice(self, leaves: Sequence[Any]) -> list[str]:
         """Tensors that are one, or lie in the same place, as the parts of one do that was divided."""
         seen: dict[Any, str] = {}
-        for i in self.shapes:
+        for i in self.shapes.keys() - self.numbers.keys():
             tensor = leaves[i]
             is_plain = tensor.layout is torch.strided and not tensor.is_meta and tensor.numel()
             kind = tensor.shape, tensor.dtype
@@ -172,6 +241,9 @@ class Inputs:
                 if self._is_constant(i, leaf)
                 else [f"argument {shown} {_turned(self.constants[i], leaf)}; {_remedy(leaf)}"]
             )
+        if i in self.numbers:
+            was = plainly_given(self.numbers[i])
+            return [] if type(leaf) is type(was) else [f"argument {shown} {_turned(was, leaf)}"]
         if not isinstance(leaf, torch.Tensor):
             return [
                 f"argument {shown} was a tensor when captured and is {_short(leaf)} now; "
@@ -221,6 +293,9 @@ class Inputs:
     def rebuild(self, model: nn.Module, tensors: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with other tensors in the captured structure."""
         leaves = [self.constants[i] if n is None else tensors[n] for i, n in enumerate(self.names)]
+        for i, number in self.numbers.items():
+            if isinstance(leaves[i], torch.Tensor):
+                leaves[i] = freed(leaves[i].item(), number.before)
         given = unflatten(self.spec, leaves)
         parameters = list(signature(model.forward).parameters.values())
         variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
+from collections.abc import Iterable
 
 __all__ = ["Namer"]
 
@@ -18,8 +19,8 @@ _RESERVED |= {"fx_pytree", "pytree", "math", "operator", "typing"}
 class Namer:
     """Unique identifiers from hints, in the way of fx: another gives the same names for them."""
 
-    def __init__(self) -> None:
-        self.taken: dict[str, int] = {}
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self.taken = dict.fromkeys(taken, 0)
 
     def __call__(self, hint: str) -> str:
         base = re.sub(r"\W", "_", hint, flags=re.ASCII).strip("_") or "value"

@@ -14,6 +14,7 @@ from torch import nn
 
 from ...errors import CaptureError, InputError
 from .arguments import arguments, shown
+from .free_numbers import plainly_given
 from .mutable import Holder, content, holders
 from .structure import Spec, Step
 
@@ -49,6 +50,7 @@ def called(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     What copies of arguments have in common, such as an object that holds no tensors, is put back in any case;
     raises :class:`CaptureError` where the model writes into that.
     """
+    args, kwargs = plainly_given((args, kwargs))
     held = [*holders(arguments(model, args, kwargs))]
     try:
         result = model(*args, **kwargs)

@@ -29,6 +29,7 @@ from ..code.leaf_state import Keeping, attributes_left
 from ..code.leaves import calls_otherwise, eager, is_compiled
 from ..code.position import Depth, Position
 from ..code.restart import CloseModule, KeepMode, OpenLeaf
+from ..inputs.free_numbers import plainly_given
 from ..inputs.structure import flatten, hides_tensors, marks
 from ..inputs.writes import called
 from ..values.branches import Branches
@@ -113,10 +114,12 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any],
         given: Mapping[str, Any],
         depends: int,
+        numbers: Collection[str] = (),
     ) -> Recording:
         """Record one call of ``model``; ``given`` names the tensors among its arguments.
 
-        ``depends`` is what of them can be other in another call.
+        ``depends`` is what of them can be other in another call. Those named ``numbers`` stand for the free
+        numbers among the arguments, in their order.
         """
         for name, tensor in given.items():
             call = Call("placeholder", name, hint=name, depends=depends)
@@ -134,6 +137,8 @@ class Recorder(TorchFunctionMode):
         self.perform_one = lambda call, args, kwargs: run_call(
             model, self.ledger.constants, call, args, kwargs, given, torch.device("cpu")
         )
+        read = iter([self.reads.free_number(given[name]) for name in numbers])
+        args, kwargs = plainly_given((args, kwargs), lambda _: next(read))
         with self.draws, self:
             result = called(model, args, kwargs)
         return self.finish(result)

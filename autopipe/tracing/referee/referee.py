@@ -167,9 +167,12 @@ class Referee:
         return [t.detach() for t in outputs if isinstance(t, Tensor)]
 
     def _data(self, sizes: Mapping[Dim, int]) -> Iterator[Mapping[str, Tensor]]:
+        before = self.inputs.as_before()
         if sizes:
-            yield from redrawn(sizing.resize(self.given, sizes), seed=1)
-        yield from redrawn(self.given, seed=2)
+            yield from ({**g, **before} for g in redrawn(sizing.resize(self.given, sizes), seed=1))
+        yield from ({**g, **before} for g in redrawn(self.given, seed=2))
+        if before:
+            yield {**self.given, **before}
         yield self.given
 
     def _judge(self, training: bool, given: Mapping[str, Tensor], expected: _Shown) -> Fault | None:

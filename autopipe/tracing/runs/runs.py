@@ -250,8 +250,9 @@ class Runs:
                     recorder.modes.note,
                 ),
             ):
-                named = Inputs.of(self.model, args, kwargs)[1]
-                recording = recorder.run(self.model, args, kwargs, named, self.of_inputs)
+                inputs, named = Inputs.of(self.model, args, kwargs)
+                numbers = [str(inputs.names[i]) for i in inputs.numbers]
+                recording = recorder.run(self.model, args, kwargs, named, self.of_inputs, numbers)
             if not (is_probe or outcomes or shift) and setting == AS_GIVEN:
                 self.answers[training] = recorder.answer
             return recording

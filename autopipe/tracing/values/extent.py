@@ -42,11 +42,15 @@ class Extents:
 
 
 def _needs_data(call: Call) -> bool:
-    """Whether a call that takes whole numbers cannot be made, or not of the same shape, without data."""
+    """Whether a call that takes whole numbers cannot be made, or not of the same shape, without data.
+
+    A plain number that is an input is another one then.
+    """
     is_torchs = call.op in ("call_function", "call_method") and not isinstance(call.target, Named)
     if not is_torchs or call.accessor or call.is_random or not call.depends & UNSAFE:
         return False
-    if not any(not t.is_floating_point() for c in call.inputs for t in tensors(c.value)):
+    takes_number = any(map(_is_input, call.inputs))
+    if not takes_number and not any(not t.is_floating_point() for c in call.inputs for t in tensors(c.value)):
         return False
     args, kwargs = _without_data(call.args), _without_data(call.kwargs)
     try:
@@ -60,10 +64,17 @@ def _needs_data(call: Call) -> bool:
     return [t.shape for t in tensors(made)] != [t.shape for t in tensors(call.value)]
 
 
+def _is_input(call: Call) -> bool:
+    """Whether a call gives a number that is made of one among the inputs."""
+    return call.is_size and bool(call.depends & Depends.NUMBER)
+
+
 def _without_data(value: Any) -> Any:
     """An argument with tensors without data in the place of calls, and no device for them."""
 
     def made(call: Call) -> Any:
+        if _is_input(call):
+            return call.value + 1
         if isinstance(call.value, torch.device):
             return _NO_DATA
         leaves, spec = flatten(call.value)

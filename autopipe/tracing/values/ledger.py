@@ -213,7 +213,7 @@ class Ledger:
         out = Depends.NOTHING
         for given in call.inputs:
             out |= given.depends
-        return out
+        return out & ~Depends.NUMBER | Depends.INPUT if out & Depends.NUMBER else out
 
     def overwrite(self, call: Call) -> None:
         """What lies in memory that a call writes to depends on all that the call does, but for its shape."""

@@ -26,6 +26,7 @@ __all__ = ["Numbers", "TensorMethod"]
 
 _COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 _MOST_KEYS = 64
+_OF_DATA = Depends.DATA | Depends.NUMBER
 
 
 class TensorMethod:
@@ -120,6 +121,8 @@ class Numbers:
             call.path, call.source, call.value = self.at.path, self.at.source(), expression.value
             call.is_size = True
             call.depends = Depends.SHAPE | (self.book.depends(call) & Depends.DATA)
+            if any(c.is_size and c.depends & Depends.NUMBER for c in call.inputs):
+                call.depends |= Depends.NUMBER
             expression.ref = self.book.add(call)
         return self.book.materialise(expression.ref)
 
@@ -132,7 +135,7 @@ class Numbers:
         with self.at.hushed:
             operands = tuple(self.number(p) for p in parts)
         source = self.at.source()
-        from_data = [o for o in operands if isinstance(o, Call) and o.depends & Depends.DATA]
+        from_data = [o for o in operands if isinstance(o, Call) and o.depends & _OF_DATA]
         if from_data:
             self._ask_again(function, operands, outcome, source, compares, from_data[0])
             return
@@ -190,7 +193,7 @@ class Numbers:
         if self.has_data:
             with self.at.hushed:
                 number = self.number(expression)
-            if isinstance(number, Call) and number.depends & Depends.DATA:
+            if isinstance(number, Call) and number.depends & _OF_DATA:
                 self.guard(expression, outcome)
                 return
         if (place := gathered_at()) is not None:

@@ -269,6 +269,17 @@ class Reads:
         expression = Expression(None, (), call.value, ref=self.ledger.add(call))
         return track(call.value, expression, self.ledger.numbers)
 
+    def free_number(self, tensor: torch.Tensor) -> Any:
+        """A number that is an input, read of the tensor that stands for it."""
+        given = self.ledger.materialise(self.ledger.find(tensor))
+        call = Call("call_method", "item", (given,), hint=f"number_{given.name or given.target}")
+        with self.at.hushed:
+            call.value = tensor.item()
+        call.reads, call.depends = functions.storages(tensor), given.depends | Depends.NUMBER
+        call.is_size = self.ledger.numbers.has_data = True
+        expression = Expression(None, (), call.value, ref=self.ledger.add(call))
+        return track(call.value, expression, self.ledger.numbers)
+
     def check_numbers(self) -> None:
         """A number in the data that nothing recorded takes went where it is not seen: an index, a text.
 

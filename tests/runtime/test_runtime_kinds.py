@@ -1,0 +1,102 @@
+"""Calls whose arguments differ in kind from the example: each is the model's own, in process and on ranks."""
+
+import itertools
+import pathlib
+import pickle
+
+import kind_ranks
+import pytest
+from kind_models import KINDS, check_calls, close, given, model_and_twin
+from processes import run_ranks
+
+import autopipe
+from autopipe.errors import InputError
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_call_of_another_kind(name):
+    example, calls = KINDS[name]
+    model, twin = model_and_twin()
+    pipe = autopipe.split(model, 2, kwargs=example, n_microbatches=3, costs="estimated")
+    for kwargs in calls:
+        for training in (True, False):
+            model.train(training)
+            twin.train(training)
+            close(pipe(**kwargs), twin(**kwargs))
+            close(pipe.graph(**kwargs), twin(**kwargs))
+            assert pipe.verify(**kwargs).max_gradient_error < 1e-10
+    copied = pickle.loads(pickle.dumps(pipe))
+    close(copied(**calls[0]), twin(**calls[0]))
+
+
+SCHEDULES = itertools.cycle(["1f1b", "zb-h1", "interleaved", "gpipe"])
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"), [*zip(KINDS, SCHEDULES, strict=False), ("labels left out", "mixing")]
+)
+def test_step_of_another_kind(name, schedule):
+    example, calls = KINDS[name]
+    mixes, schedule = schedule == "mixing", schedule.replace("mixing", "gpipe")
+    model, twin = model_and_twin(mixes)
+    n_ranks = 2 if schedule == "interleaved" else None
+    n_stages = 2 if name == "a new modality" else 4  # where all its weights are in one stage
+    pipe = autopipe.split(
+        model,
+        n_stages,
+        kwargs=example,
+        n_microbatches=4,
+        schedule=schedule,
+        n_ranks=n_ranks,
+        costs="estimated",
+    )
+    check_calls(pipe.runtime(), model, twin, [example, *calls, example])
+
+
+def test_number_that_changes_is_an_input():
+    model, twin = model_and_twin()
+    pipe = autopipe.split(model, 2, kwargs=given("labels"), n_microbatches=4, costs="estimated")
+    rt = pipe.runtime()
+    check_calls(rt, model, twin, [given("labels", beta=n / 8, seed=n) for n in range(12)])
+    assert [len(kind.inputs.numbers) for kind in pipe.graph.kinds] == [0, 0, 1]
+    check_calls(rt, model, twin, [given("labels", beta=0.5, epoch=n) for n in range(6)])
+    assert len(pipe.graph.kinds) == 5
+
+
+def test_number_that_python_goes_by():
+    model, twin = model_and_twin()
+    pipe = autopipe.split(model, 2, kwargs=given(), costs="estimated")
+    for times in (2, 3, 4, 5, 2, 1):
+        close(pipe(**given(times=times)), twin(**given(times=times)))
+    for level in range(1, 10):
+        close(pipe(**given(level=level / 8)), twin(**given(level=level / 8)))
+
+
+def test_option_of_many_values():
+    model, twin = model_and_twin()
+    pipe = autopipe.split(model, 2, kwargs=given(), costs="estimated")
+    for n in range(8):
+        close(pipe(**given(mode=f"fast {n}")), twin(**given(mode=f"fast {n}")))
+    with pytest.raises(InputError, match=r"argument mode has had 8 values so far.*torch.tensor"):
+        pipe(**given(mode="fast 8"))
+    close(pipe(**given(mode="fast 3")), twin(**given(mode="fast 3")))
+
+
+def test_what_no_plan_has_a_place_for_is_refused():
+    model, twin = model_and_twin()
+    pipe = autopipe.split(model, 2, kwargs=given("labels"), costs="estimated")
+    for _ in range(2):
+        with pytest.raises(InputError, match="in another order than the plan has them"):
+            pipe(**given("labels", mode="back"))
+    with pytest.raises(InputError, match="does not take these arguments"):
+        pipe(**given(nothing=1))
+    close(pipe(**given("labels")), twin(**given("labels")))
+    rt = pipe.runtime()
+    rt.wrap(lambda stage: stage)
+    with pytest.raises(InputError, match=r"missing labels.*wrapped"):
+        rt.forward(**given())
+
+
+@pytest.mark.timeout(300)
+def test_on_ranks():
+    run_ranks(pathlib.Path(kind_ranks.__file__), 2, timeout_s=280)
