@@ -199,21 +199,19 @@ class Results:
         return "" if at is None else f"{call_and_place(self._leaves[at])} hangs on the order of the rows"
 
     def among(
-        self, more: Sequence[Any], times: int, dim: Dim, shapes: _Shapes, allowed: Mapping[dtype, float]
+        self, more: Sequence[Any], rows: str, dim: Dim, shapes: _Shapes, allowed: Mapping[dtype, float]
     ) -> str:
-        """In words, the first leaf that is another where the rows come so many ``times``, as in ``more``.
+        """In words, the first leaf that is another for more ``rows``, as many of a as of b.
 
-        There row a comes first and row b last.
-
-        Not asked of what draws noise: more rows draw other noise.
+        These gave ``more``. Not asked of what draws noise: more rows draw other noise.
         """
         for i, call in enumerate(self._leaves if not self._is_noisy else ()):
             here, there = self.of("ab")[i], more[i]
             if i in self._numbers:
-                is_other = not any(is_close(n, there, allowed) for n in (here, here * times))
+                is_other = not any(is_close(n, there, allowed) for n in (here, here * (len(rows) / 2)))
             else:
                 is_other = any(
-                    _are_other(here, there, (0, -1), axis, allowed) for axis in axes(call, 0, dim, shapes)
+                    _are_other(here, there, rows, axis, allowed) for axis in axes(call, 0, dim, shapes)
                 )
             if is_other:
                 return f"{call_and_place(call)}, whose rows hang on how many there are"
@@ -371,17 +369,15 @@ def differ(values: Mapping[str, Any], axis: int, allowed: Mapping[dtype, float])
 
 
 def _is_moved(ab: Any, there: Any, axis: int) -> bool:
-    """Whether rows a and b are others where they have changed places."""
-    return _are_other(ab, there, (1, 0), axis, ROUNDED)
+    """Whether rows a and b are others where they have changed places; a third comes last."""
+    return _are_other(ab, there, "ba", axis, ROUNDED)
 
 
-def _are_other(
-    ab: Any, there: Any, places: tuple[int, int], axis: int, allowed: Mapping[dtype, float]
-) -> bool:
-    """Whether rows a and b are others in those ``places``."""
+def _are_other(ab: Any, there: Any, rows: str, axis: int, allowed: Mapping[dtype, float]) -> bool:
+    """Whether rows a and b are others in the first places of another tensor, where ``rows`` stand."""
     if not (isinstance(ab, Tensor) and isinstance(there, Tensor)) or axis >= min(ab.ndim, there.ndim):
         return False
-    pairs = [(ab.select(axis, i), there.select(axis, place)) for i, place in enumerate(places)]
+    pairs = ((ab.select(axis, "ab".index(row)), there.select(axis, i)) for i, row in enumerate(rows))
     return any(x.shape == y.shape and not is_close(x, y, allowed) for x, y in pairs)
 
 

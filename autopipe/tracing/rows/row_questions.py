@@ -20,6 +20,7 @@ from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from ..code.own_code import OwnCode
+from .among_many import rows_met
 from .class_weights import by_class_weights
 from .data_dependent import Reading, Turn, Turned, Watch, alike, numbers_apart, reading, scales
 from .held_back import holds_back, mixed_in_gradients
@@ -137,7 +138,7 @@ def _numbers_of_rows(asked: Asked, watch: Watch) -> list[tuple[int, bool]]:
     """
     form, dim, shapes, least = asked.form, asked.dim, asked.shapes, 2 * _MANY
     beyond = rows_to_try(watch.noted.beyond if watch.noted else (), least)
-    in_open = {n for n in beside_places(form, least) | beyond if asked.takes(n + 2)}
+    in_open = {n for n in beside_places(form, least) | beyond | _met(asked, least) if asked.takes(n + 2)}
     named = thresholds(asked.code, form, least)
     limits = {call: {n for n in numbers if asked.takes(n + 2)} - in_open for call, numbers in named.items()}
     few, more = asked.run(alone=True), asked.run(alone=True, times=_MANY)
@@ -149,6 +150,17 @@ def _numbers_of_rows(asked: Asked, watch: Watch) -> list[tuple[int, bool]]:
         _logger.debug("calls could not be asked alone: %s", error)
         untold = numbers
     return [(n, n in in_open | untold) for n in sorted(in_open | numbers)]
+
+
+def _met(asked: Asked, n: int) -> set[int]:
+    """See :func:`rows_met`; none where the form does not run so."""
+    told = asked.code, asked.form, asked.run(alone=True), n, asked.dim, asked.shapes, asked.device
+    try:
+        return rows_met(*told)
+    except Exception as error:
+        # any Python of the model, on rows it may not take
+        _logger.debug("what goes by how many rows there are could not be seen: %s", error)
+        return set()
 
 
 def _by_other_data(asked: Asked, read: Reading) -> Iterator[Callable[..., Results]]:
@@ -224,7 +236,7 @@ def _of_more(
 ) -> str:
     """What mixes rows that come often, or gives others than for a ``few``; ``watch`` looks at a run."""
     many = results(given, True, times=_MANY, watch=watch)
-    return mixed_in(many, dim, shapes) or few.among(many.of("ab"), _MANY, dim, shapes, ROUNDED)
+    return mixed_in(many, dim, shapes) or few.among(many.of("ab"), "ab" * _MANY, dim, shapes, ROUNDED)
 
 
 def _among_more(
@@ -236,7 +248,8 @@ def _among_more(
     shapes: _Shapes,
 ) -> str:
     """What gives others than for a ``few`` rows where each comes so many ``times``, one behind the other."""
-    return few.among(results(given, True).of("a" * times + "b" * times), times, dim, shapes, ROUNDED)
+    rows = "a" * times + "b" * times
+    return few.among(results(given, True).of(rows), rows, dim, shapes, ROUNDED)
 
 
 def _of_alike(
@@ -261,7 +274,7 @@ def _by_data(results: Callable[..., Results], is_more: bool, dim: Dim, shapes: _
         if fault := each.fault(dim, shapes, COARSE):
             where = _first(each.form, each.run, dim, shapes, COARSE)
             return "; ".join(filter(None, (where, fault if each.is_number or not where else "")))
-    return once.among(every[-1].of("ab"), _MANY, dim, shapes, COARSE) if is_more else ""
+    return once.among(every[-1].of("ab"), "ab" * _MANY, dim, shapes, COARSE) if is_more else ""
 
 
 def _of_missing(results: Callable[..., Results], dim: Dim, shapes: _Shapes) -> str:

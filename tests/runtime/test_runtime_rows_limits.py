@@ -1,0 +1,99 @@
+"""Limits on how many rows there are, or on their places, are found however they are written down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import autopipe
+from autopipe.errors import InputError
+
+LIMITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "behind": lambda h: h * torch.arange(len(h)).sub(12).clamp(min=0)[:, None].add(1),
+    "chosen": lambda h: torch.where((torch.arange(len(h)) > 12)[:, None], h * 2, h),
+    "least": lambda h: h * min(len(h), 12),
+    "first": lambda h: torch.cat([h[:12] * 2, h[12:]]),
+    "counted": lambda h: h / (torch.full((len(h),), 1.0).cumsum(0) - 12).clamp(min=1)[:, None],
+    "in fractions": lambda h: h * torch.arange(len(h)).double().clamp(min=12.0).sub(11)[:, None],
+    "divided": lambda h: h * (1 + torch.arange(len(h)) // 12)[:, None],
+    "one in many": lambda h: h * (1 + (torch.arange(len(h)) % 13 == 12))[:, None],
+    "rounded": lambda h: h * (1 + (torch.arange(len(h)) * 0.08).floor())[:, None],
+    "held": lambda h: h * (1 + (torch.arange(len(h)) > torch.tensor(12)))[:, None],
+    "triangle": lambda h: h * (1 + torch.ones(len(h), len(h)).tril(-12).any(1))[:, None],
+    "number": lambda h: h * torch.tensor(len(h) / 12.0).clamp(min=1),
+    "numbers": lambda h: h * torch.tensor(h.numel()).clamp(min=48).div(48),
+    "loop": lambda h: torch.cat([h[i : i + 12] * (1 + i) for i in range(0, len(h), 12)]),
+}
+INSIDE: dict[str, Callable[[Tensor], Tensor]] = {
+    "root": lambda h: h * max(3, math.isqrt(len(h) - 1)),
+    "branch": lambda h: h * 2 if len(h) // 13 else h,
+    "NumPy": lambda h: h * torch.from_numpy(np.maximum(np.arange(len(h)) - 12, 0) + 1)[:, None],
+    "list": lambda h: h * torch.tensor([1 + i // 12 for i in range(len(h))])[:, None],
+}
+FREE: dict[str, Callable[[Tensor], Tensor]] = {
+    "size": lambda h: h.reshape(len(h), -1) * torch.ones(len(h), 1),
+    "zeros": lambda h: torch.cat([h, h.new_zeros(len(h), 4)], 1)[:, :4],
+    "same": lambda h: h * (torch.arange(len(h)).clamp(max=0)[:, None] + 1),
+    "pieces": lambda h: torch.cat([h[i : i + 12] * 2 for i in range(0, len(h), 12)]),
+}
+
+
+class Kept(nn.Module):
+    """What Python reads in it keeps it whole."""
+
+    def __init__(self, act: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.act = act
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h if h.isnan().any() else self.act(h)
+
+
+class Limited(nn.Module):
+    """Something of rows early in a model, in open code or in a layer that is kept whole."""
+
+    def __init__(self, act: Callable[[Tensor], Tensor], is_whole: bool) -> None:
+        super().__init__()
+        self.ahead, self.act = nn.Linear(4, 4), Kept(act) if is_whole else act
+        self.layers = nn.Sequential(
+            nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3)
+        )
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.layers(self.act(self.ahead(x))), y)
+
+
+def stepped(act: Callable[[Tensor], Tensor], is_whole: bool) -> tuple[float, float]:
+    """The loss of a step of thirty rows in two microbatches, and the plain model's; recorded on eight."""
+    torch.manual_seed(0)
+    model = Limited(act, is_whole).double()
+    x, y = torch.randn(30, 4, dtype=torch.float64), torch.arange(30) % 3
+    expected = model(x, y).item()
+    pipe = autopipe.split(model, 2, (x[:8], y[:8]), costs="estimated", n_microbatches=2)
+    return pipe.runtime().step(x, y).loss.item(), expected
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_limit_on_rows_is_refused(name, is_whole):
+    with pytest.raises(InputError, match="depend on one another"):
+        stepped(LIMITS[name], is_whole)
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_so_is_one_that_only_code_kept_whole_has(name):
+    with pytest.raises(InputError, match="depend on one another"):
+        stepped(INSIDE[name], is_whole=True)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("name", FREE)
+def test_what_only_has_as_many_rows_is_not(name, is_whole):
+    found, expected = stepped(FREE[name], is_whole)
+    assert found == pytest.approx(expected, rel=1e-12)
