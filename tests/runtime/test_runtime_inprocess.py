@@ -1,6 +1,7 @@
 """In one process: every schedule gives the full batch's step, exactly."""
 
 import copy
+import time
 
 import pytest
 import torch
@@ -293,9 +294,13 @@ def test_a_report_of_one_process_predicts_the_work_of_all_ranks_in_turn():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     pipe = autopipe.split(model, 2, (torch.randn(8, 8),), n_microbatches=4, costs="estimated", device="H100")
     runtime = pipe.runtime(loss_fn=nn.functional.mse_loss)
+    began_s = time.perf_counter()
     runtime.step(torch.randn(8, 8), target=torch.randn(8, 8))
+    took_s = time.perf_counter() - began_s
     report = runtime.report()
     assert report.in_turn
+    assert report.measured_step_s <= took_s
+    assert all(0 <= start <= end <= took_s for _, _, start, end in report.events)
     assert report.predicted_step_s == pytest.approx(4 * sum(s.seconds for s in pipe.plan.stages))
     assert report.peak_bytes == ()
 

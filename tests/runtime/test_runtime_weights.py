@@ -363,8 +363,12 @@ def test_a_sum_inside_the_model_weighs_one():
     model = Language().double()
     tokens, labels = ragged()
     made = make(model, (tokens, labels), {"reduction": "sum"}, n_stages=2, n_microbatches=3)
-    out = Runtime(*made).step(tokens, labels, reduction="sum")
-    assert abs(out.loss - model(tokens, labels, reduction="sum")["loss"].item()) < 1e-10
+    runtime, wanted = Runtime(*made), model(tokens, labels, reduction="sum")["loss"].item()
+    assert abs(runtime.step(tokens, labels, reduction="sum").loss - wanted) < 1e-10
+    pieces = [
+        {"tokens": tokens[p], "labels": labels[p], "reduction": "sum"} for p in (slice(3), slice(3, None))
+    ]
+    assert abs(runtime.accumulate(pieces, n_microbatches=2).loss - wanted) < 1e-10
 
 
 def small(n_microbatches=4):
