@@ -21,7 +21,7 @@ from .runs.session import Session
 from .sizes import dims as sizing
 from .sizes.variation import Variation
 
-__all__ = ["check_alike", "forms_on", "record_at_sizes", "takes_more"]
+__all__ = ["check_alike", "forms_on", "record_at_sizes", "why_no_more"]
 
 _MOST_SIZES = 3
 """At how many sizes a model may be recorded beside those of the example."""
@@ -33,7 +33,7 @@ def record_at_sizes(session: Session, made: CaptureForms) -> None:
     Each form is held against the model, and is for inputs whose values answer what it asks of them as the
     example's do. What cannot be recorded, or is not the model, is left out: a call of such sizes is refused.
     """
-    if not takes_more(made, session.device):
+    if why_no_more(made, session.device):
         return
     known = [made.variation]
     for _, sizes in zip(range(_MOST_SIZES), _other_ways(made, known), strict=False):
@@ -157,9 +157,13 @@ def _only_gives(call: Call) -> bool:
     return not (call.has_effect or call.writes or call.mutated or call.keeps)
 
 
-def takes_more(made: CaptureForms, device: torch.device) -> bool:
-    """Whether there may be forms for other inputs at all."""
-    return bool(made.dynamic) and not made.tail and not (made.asks and device.type == "meta")
+def why_no_more(made: CaptureForms, device: torch.device) -> str:
+    """Why there may be no forms for other inputs; empty where there may."""
+    if not made.dynamic:
+        return "dynamic=False fixes all of them"
+    if tail := made.tail:
+        return f"from {tail[0]} on it runs once on the whole batch, in the form that the example has"
+    return "on the meta device no data ask for a form" if made.asks and device.type == "meta" else ""
 
 
 def _fault(

@@ -15,7 +15,7 @@ from ..errors import AutopipeError, CaptureError, InputError
 from ..graph import batch_dim
 from .calls.call import Recording, meta
 from .forms import CaptureForms, Form
-from .forms_by_size import check_alike, forms_on, takes_more
+from .forms_by_size import check_alike, forms_on, why_no_more
 from .inputs.arguments import Inputs
 from .inputs.caches import switched_off
 from .runs.session import Session
@@ -76,8 +76,8 @@ class NewForms:
         Raises :class:`AutopipeError` where the model cannot be recorded so, or calls for what a plan for the
         other forms has no place for.
         """
-        if not takes_more(self.made, self._device):
-            raise CaptureError(f"{inputs.model} cannot have forms for other inputs than the example's")
+        if why := why_no_more(self.made, self._device):
+            raise CaptureError(f"{inputs.model} has no forms for other inputs than the example's: {why}")
         n_forms = max(len(forms) + len(self.made.for_sizes[f]) for f, forms in self.made.forms.items())
         if n_forms >= _MOST_FORMS:
             raise InputError(

@@ -3,6 +3,7 @@
 import operator
 
 import pytest
+from torch.nn.functional import cross_entropy
 
 from autopipe.tracing.calls.call import Call
 from autopipe.tracing.calls.describe import expression
@@ -12,6 +13,15 @@ A, B, C = (Call("placeholder", name) for name in "abc")
 
 def of(sign: str, *given: object) -> Call:
     return Call("call_function", getattr(operator, sign), given)
+
+
+def test_what_is_said_by_default_is_left_out() -> None:
+    loss = Call(
+        "call_function", cross_entropy, (A, B), {"weight": None, "ignore_index": 0, "reduction": "mean"}
+    )
+    assert expression(loss) == "cross_entropy(a, b, ignore_index=0)"
+    norm = Call("call_method", "norm", (A,), {"p": "fro", "dim": 1, "keepdim": False})
+    assert expression(norm) == "a.norm(dim=1)"
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,19 @@ Deciding that there is an error is left to ``recorder`` and ``ledger``.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from .call import Call
-from .named import qualified_name
+from .named import qualified_name, unnamed
 
 __all__ = ["call_and_place", "example_of", "expression"]
 
 _DEPTH = 4
+_PLAIN = (int, float, str, type(None))
 _LEVELS = (
     {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="},
     {"or_": "|"},
@@ -39,7 +42,9 @@ def expression(value: Any, depth: int = _DEPTH) -> str:
     if depth == 0:
         return "…"
     given = [*(expression(a, depth - 1) for a in value.args)]
-    given += [f"{k}={expression(v, depth - 1)}" for k, v in value.kwargs.items()]
+    usual = _defaults(value.target, value.op)
+    named = ((k, v) for k, v in value.kwargs.items() if not _is_usual(usual.get(k, ...), v))
+    given += [f"{k}={expression(v, depth - 1)}" for k, v in named]
     name = _name(value)
     if name in _SIGNS and len(given) == 2:
         sign, level = _SIGNS[name]
@@ -52,6 +57,20 @@ def expression(value: Any, depth: int = _DEPTH) -> str:
         owner = f"({given[0]})" if _name(value.args[0]) in _SIGNS else given[0]
         return f"{owner}[{given[1]}]" if name == "getitem" else f"{owner}.{name}({', '.join(given[1:])})"
     return f"{name}({', '.join(given)})"
+
+
+def _is_usual(usual: Any, value: Any) -> bool:
+    return isinstance(value, _PLAIN) and type(value) is type(usual) and value == usual
+
+
+def _defaults(target: Any, op: str) -> Mapping[str, Any]:
+    """What a function takes where nothing else is said, as far as Python knows."""
+    called: Any = getattr(torch.Tensor, target, None) if op == "call_method" else unnamed(target)
+    try:
+        parameters = inspect.signature(called).parameters.values()
+    except (TypeError, ValueError):  # of C, or a module's path
+        return {}
+    return {p.name: p.default for p in parameters if isinstance(p.default, _PLAIN)}
 
 
 def _name(value: Any) -> str:
