@@ -34,7 +34,7 @@ from .options import Options
 from .peak_memory import PeakMemory
 from .reduce.parallel import ReplicaDims, Replicas, replicas_of
 from .reduce.precision import autocast_context, placeholder
-from .reduce.refusals import watch
+from .reduce.refusals import watch, watch_scalers
 from .reduce.ties import TieSum, check_ties, find_ties, learned
 from .stage.copies import Copies
 from .stage.crew import (
@@ -131,6 +131,7 @@ class Engine:
         self.loss = Loss(self.kinds, options, self.device)
         self._n_layouts = 0
         self._lay_out()
+        watch_scalers(self)
         if self.peers is not None:
             watch(self)
         if releases:

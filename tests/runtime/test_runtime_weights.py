@@ -618,6 +618,19 @@ def test_losses_are_asked_of_all_rows_and_of_each_new_cut(caplog):
     assert "for all together, which weigh up to" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["unscale_", "step"])
+def test_a_scaler_that_the_runtime_was_not_given_is_told_of(name):
+    _, x, made = small()
+    runtime, scaler = Runtime(*made, loss_fn=F.mse_loss), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(runtime.parameters(), 0.1)
+    runtime.step(x, target=torch.zeros(9, 2).double())
+    with pytest.raises(InputError, match="give it to the runtime"):
+        getattr(scaler, name)(optimizer)
+    other = nn.Linear(2, 2)
+    with pytest.raises(AssertionError):
+        getattr(scaler, name)(torch.optim.SGD(other.parameters(), 0.1))
+
+
 def test_a_target_of_other_rows_is_refused():
     _, x, made = small()
     runtime = Runtime(*made, loss_fn=F.mse_loss)

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -27,7 +28,7 @@ from ...arguments import brief
 from ...errors import InputError, StaleError
 from ...torch_private import CLIP, TOTAL_NORM
 
-__all__ = ["OF", "PartOfModel", "refuse_line_search", "watch"]
+__all__ = ["OF", "PartOfModel", "refuse_line_search", "watch", "watch_scalers"]
 
 _logger = logging.getLogger(__name__)
 
@@ -54,27 +55,55 @@ class PartOfModel(Protocol):
 
 
 _watched: weakref.WeakSet[PartOfModel] = weakref.WeakSet()
+_scaled: weakref.WeakSet[PartOfModel] = weakref.WeakSet()
 _hooks: list[Any] = []
 
 
 def watch(owner: PartOfModel) -> None:
     """From now on, while it lives, refuse clipping by the norm of its part, and other parts' states."""
     _watched.add(owner)
-    places = (
+    _change(
         (*CLIP, _looking),
         (*TOTAL_NORM, _telling),
         (optim.Optimizer, "state_dict", _signed),
         (optim.Optimizer, "load_state_dict", _comparing),
         (nn.Module, "load_state_dict", _counted),
     )
+    if not _hooks:
+        _hooks.append(register_optimizer_step_pre_hook(_refuse_other_stages))
+
+
+def watch_scalers(owner: PartOfModel) -> None:
+    """From now on, while it lives, say what to do with a ``GradScaler`` that no step of its has used."""
+    _scaled.add(owner)
+    _change(*((torch.amp.GradScaler, name, _told_of) for name in ("unscale_", "step")))
+
+
+def _change(*places: tuple[Any, str, Any]) -> None:
     for place, name, changed in places:
         present = getattr(place, name)
         if not hasattr(present, "looks_for_parts"):
             made = changed(present)
             made.looks_for_parts = True
             setattr(place, name, made)
-    if not _hooks:
-        _hooks.append(register_optimizer_step_pre_hook(_refuse_other_stages))
+
+
+def _told_of(method: Any) -> Any:
+    @functools.wraps(method)
+    def called(self: torch.amp.GradScaler, optimizer: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, optimizer, *args, **kwargs)
+        except AssertionError as error:  # torch's, where no loss was scaled before
+            held = {id(p) for own in optimizer.param_groups for p in own["params"]}
+            if not any(id(p) in held for owner in _scaled for _, p in owner.named_parameters()):
+                raise
+            raise InputError(
+                "the scaler has scaled none of the gradients that this optimizer steps: give it to the "
+                "runtime, pipe.runtime(scaler=scaler), and after rt.step(...) call scaler.step(optimizer) "
+                "and scaler.update()"
+            ) from error
+
+    return called
 
 
 def _refuse_other_stages(optimizer: optim.Optimizer, *_: Any) -> None:
