@@ -599,7 +599,7 @@ def released_weights_hide_no_rows_that_meet():
     made = make(Centred().double(), (x, torch.tensor(0)), {}, n_stages=dist.get_world_size())
     runtime = Runtime(*made, loss_fn=F.mse_loss, release=True, n_microbatches=2)
     runtime.step(x, torch.tensor(0), target=x)
-    with pytest.raises(InputError, match=r"mean\(0\) at .*runtime_checks.py:\d+"):
+    with pytest.raises(InputError, match=r"mean\(0\)\)* at .*runtime_checks.py:\d+"):
         runtime.step(x, torch.tensor(2), target=x)
 
 
