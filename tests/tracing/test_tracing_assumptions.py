@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 
 import numpy as np
@@ -160,3 +161,64 @@ def test_a_step_that_reads_what_training_leaves_is_refused_in_evaluation():
         runtime.evaluate(x, target=x)
     model.train()
     runtime.step(x, target=x)
+
+
+class Collecting(nn.Module):
+    """Installs hooks at its first call, whatever its mode, and gives what they collect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.is_hooked = False
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        given = COLLECTED.set([])
+        if not self.is_hooked:
+            for layer in self.layers:
+                layer.register_forward_hook(lambda _, __, output: COLLECTED.get().append(output))
+            self.is_hooked = True
+        for layer in self.layers:
+            x = layer(x).relu()
+        collected = COLLECTED.get()
+        COLLECTED.reset(given)
+        return x, *collected
+
+
+COLLECTED: contextvars.ContextVar[list[Tensor]] = contextvars.ContextVar("COLLECTED")
+
+
+def test_what_calls_in_either_mode_set_is_not_left_by_one_for_the_other():
+    x = torch.randn(8, 4)
+    model = Collecting()
+    pipe = autopipe.split(model, 2, (x,), costs="estimated")
+    for training in (True, False, True):
+        wanted = copy.deepcopy(model).train(training)(x)
+        given = pipe.train(training)(x)
+        assert len(given) == len(wanted) == 3
+        assert all(map(torch.equal, given, wanted))
+
+
+class Indexed(nn.Module):
+    """Evaluation makes once what it goes by of what training leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.seen, self.index = 1.0, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        if self.training:
+            self.seen = self.layers[0].weight.sum()
+        elif self.index is None:
+            self.index = self.seen
+        return self.layers[1](x if self.training else x * self.index)
+
+
+def test_what_evaluation_makes_once_of_what_training_leaves_is_refused_after_training():
+    model, x = Indexed(), torch.randn(8, 4)
+    pipe = autopipe.split(model.train(), 2, (x,), costs="estimated")
+    pipe(x)
+    model.eval()
+    with pytest.raises(InputError, match="a call in training leaves in seen"):
+        pipe(x)

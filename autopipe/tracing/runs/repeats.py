@@ -192,20 +192,32 @@ class Repeats:
         return are_close(*results)
 
     def carried(self, policy: Policy, training: bool) -> tuple[str, ...]:
-        """The attributes that a call in a mode leaves and one in the other mode goes by, as dotted paths."""
+        """The attributes that a call in a mode leaves and one in the other mode goes by, as dotted paths.
+
+        What calls in the other mode set as well, such as hooks that the first call of any installs, is no
+        other behind one of them.
+        """
         left = self.left_by(policy, training)
-        without = self.answer(not training, {}) if left else None
+        too = self.left_by(policy, not training) if left else {}
+        own = {place: value for place, value in left.items() if place not in too}
+        found = self.gone_by(not training, own, 0) or self.gone_by(not training, left, 1)
+        return tuple(f"{path}.{name}".lstrip(".") for path, name in found)
+
+    def gone_by(
+        self, training: bool, left: Mapping[tuple[str, str], Any], n_before: int
+    ) -> list[tuple[str, str]]:
+        """The attributes ``left`` so that a call in a mode goes by, behind ``n_before`` others in it."""
+        without = self.answer(training, {}, n_before) if left else None
         if without is None:
-            return ()
+            return []
 
         def is_alike(some: Mapping[tuple[str, str], Any]) -> bool:
-            answer = self.answer(not training, some)
+            answer = self.answer(training, some, n_before)
             return answer is not None and are_close(without, answer)
 
         if is_alike(left):
-            return ()
-        alone = [place for place, value in left.items() if not is_alike({place: value})]
-        return tuple(f"{path}.{name}".lstrip(".") for path, name in alone or left)
+            return []
+        return [place for place, value in left.items() if not is_alike({place: value})] or [*left]
 
     def left_by(self, policy: Policy, training: bool) -> dict[tuple[str, str], Any]:
         """What a call in a mode leaves in attributes, by path and name; on other data where it takes them."""
@@ -225,12 +237,16 @@ class Repeats:
         held = {place: vars(self.model.get_submodule(place[0])) for place in found}
         return {place: _copied(had[place[1]]) for place, had in held.items() if place[1] in had}
 
-    def answer(self, training: bool, left: Mapping[tuple[str, str], Any]) -> Sequence[Any] | None:
-        """What a call gives where attributes have been ``left`` so; None where it fails."""
+    def answer(
+        self, training: bool, left: Mapping[tuple[str, str], Any], n_before: int
+    ) -> Sequence[Any] | None:
+        """What a call gives where attributes are ``left`` so behind ``n_before`` others; None if it fails."""
         self.snapshot.start(training)
-        for (path, name), value in left.items():
-            vars(self.model.get_submodule(path))[name] = value
         with contextlib.suppress(Exception):  # whatever it is: that it fails is told apart
+            for _ in range(n_before):
+                self.run(training)
+            for (path, name), value in left.items():
+                vars(self.model.get_submodule(path))[name] = _copied(value)
             return flatten(self.run(training))[0]
         return None
 
