@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -330,8 +331,8 @@ def _subgraph(
 def _leftovers(capture: Capture, held: Collection[tuple[str, int]]) -> dict[str, int]:
     """Parameters and buffers that no op reads, and further names of tied ones, each with a stage.
 
-    That is the one of the weights whose names share most with theirs, of several those that the model has
-    nearest to them.
+    Those of a module that no op uses stay together. Their stage is the one of the weights whose names
+    share most with theirs, of several those that the model has nearest to them.
     """
     model = capture.model
     everything = [n for n, _ in model.named_parameters(remove_duplicate=False)]
@@ -339,16 +340,21 @@ def _leftovers(capture: Capture, held: Collection[tuple[str, int]]) -> dict[str,
     first = dict(sorted(held, key=lambda use: -use[1]))
     stage_of = {n: min(s) for n in everything if (s := [first[p] for p in _with_parents(n) if p in first])}
     place = {name: x for x, name in enumerate(everything)}
+    read = {path for name in stage_of for path in _with_parents(name)}
     out: dict[str, int] = {}
+    together: dict[str, list[str]] = {}
     for name in everything:
         if name not in stage_of:
-            aliases = capture.ops.parameter[name].names if name in capture.ops.parameter else (name,)
-            nearest = max(
-                stage_of,
-                key=lambda n: (_shared(name, n, aliases), -abs(place[n] - place[name])),
-                default=None,
-            )
-            out[name] = stage_of[nearest] if nearest is not None else 0
+            known = capture.ops.parameter.get(name)
+            tied = [stage_of[n] for n in (known.names if known else ()) if n in stage_of]
+            if tied:
+                out[name] = tied[0]
+            else:
+                together.setdefault(next(p for p in _with_parents(name) if p not in read), []).append(name)
+    for names in together.values():
+        pairs = [(_shared(name, n), -abs(place[n] - place[name]), n) for name in names for n in stage_of]
+        nearest = max(pairs, key=lambda pair: pair[:2], default=None)
+        out.update(dict.fromkeys(names, stage_of[nearest[-1]] if nearest else 0))
     return out
 
 
@@ -358,13 +364,7 @@ def _with_parents(path: str) -> list[str]:
     return [".".join(parts[: x + 1]) for x in range(len(parts))]
 
 
-def _shared(name: str, other: str, aliases: tuple[str, ...]) -> int:
-    """How many leading path parts two names share; an alias of the same parameter is nearest of all."""
-    if other in aliases:
-        return 1 << 30
-    n = 0
-    for a, b in zip(name.split("."), other.split("."), strict=False):
-        if a != b:
-            break
-        n += 1
-    return n
+def _shared(name: str, other: str) -> int:
+    """How many leading path parts two names share."""
+    pairs = zip(name.split("."), other.split("."), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -40,10 +40,9 @@ def test_step_of_another_kind(name, schedule):
     mixes, schedule = schedule == "mixing", schedule.replace("mixing", "gpipe")
     model, twin = model_and_twin(mixes)
     n_ranks = 2 if schedule == "interleaved" else None
-    n_stages = 2 if name == "a new modality" else 4  # where all its weights are in one stage
     pipe = autopipe.split(
         model,
-        n_stages,
+        4,
         kwargs=example,
         n_microbatches=4,
         schedule=schedule,
