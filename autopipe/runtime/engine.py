@@ -29,7 +29,7 @@ from .execute.accord import Accord
 from .execute.executor import Clock, Executor, Line
 from .execute.program import pick_schedule, step_program
 from .execute.results import Results
-from .new_inputs import bind, meet
+from .new_inputs import bind, meet, renew
 from .options import Options
 from .peak_memory import PeakMemory
 from .reduce.parallel import ReplicaDims, Replicas, replicas_of
@@ -130,6 +130,7 @@ class Engine:
         self.kinds = Kinds(capture, options, is_whole=self.is_whole)
         self.loss = Loss(self.kinds, options, self.device)
         self._n_layouts = 0
+        self._feed = self._make_feed()
         self._lay_out()
         watch_scalers(self)
         if self.peers is not None:
@@ -172,13 +173,14 @@ class Engine:
             capture,
             options,
             self.kinds,
-            self._make_feed(),
+            self._feed,
             self.peers,
             self.stages,
             self.device,
             functools.partial(bind, self),
             self._binds_alike,
             functools.partial(meet, self),
+            functools.partial(renew, self),
             self._check_rows,
         )
         last = stages[-1].rank

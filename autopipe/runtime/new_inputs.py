@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..tracing import Capture
     from .engine import Engine
 
-__all__ = ["bind", "meet"]
+__all__ = ["bind", "meet", "renew"]
 
 _logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def bind(engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 
 def meet(engine: Engine, batch: Batch) -> Batch:
-    """The batch with the forms that it asks for, which the engine's stages have from now on.
+    """The batch with the forms that it asks for; where the engine's stages lack some, they are to be renewed.
 
     Raises :class:`InputError` for what cannot be recorded, or not any more.
     """
@@ -80,8 +80,12 @@ def meet(engine: Engine, batch: Batch) -> Batch:
         return batch
     if engine.was_wrapped:
         raise InputError(f"{capture.ops.model}: inputs of this kind were met after {WRAPPED}")
-    engine.renew(renewed(engine.capture, engine.all_stages))
     return dataclasses.replace(batch, is_new=True)
+
+
+def renew(engine: Engine) -> None:
+    """Have stages with all forms that there are."""
+    engine.renew(renewed(engine.capture, engine.all_stages))
 
 
 def _form_of_all(engine: Engine, capture: Capture, inputs: Mapping[str, Any]) -> int | None:

@@ -107,6 +107,13 @@ def test_every_dtype_is_bytes_on_the_wire(dtype):
         assert torch.equal(made.view(-1).view(torch.uint8), given.view(-1).view(torch.uint8))
 
 
+def one_kind():
+    """The kinds of a capture that has one."""
+    capture = SimpleNamespace(forms={True: (None,), False: (None,)}, model=SimpleNamespace(training=True))
+    capture.kinds = (capture,)
+    return [SimpleNamespace(number=0, capture=capture, splitter=SimpleNamespace(read=()))]
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize(
     ("odd", "kind"),
@@ -118,7 +125,7 @@ def test_every_dtype_is_bytes_on_the_wire(dtype):
 )
 def test_what_cannot_be_fed_is_refused_before_anything_is_sent(odd, kind):
     stages = [SimpleNamespace(rank=0, inputs=("x",)), SimpleNamespace(rank=1, inputs=("graph",))]
-    feed = Feed(0, stages, SimpleNamespace(n_ranks=2), CPU)
+    feed = Feed(0, stages, SimpleNamespace(n_ranks=2), CPU, one_kind())
     whole = {"x": torch.ones(2), "graph": odd()}
     batch = Batch((2,), {name: (value,) for name, value in whole.items()}, [None], {"x": 0}, whole)
     with pytest.raises(InputError, match=f"graph is {kind}, which rank 0 cannot feed to the others"):
@@ -129,7 +136,7 @@ def test_what_cannot_be_fed_is_refused_before_anything_is_sent(odd, kind):
 
 def test_a_target_that_only_its_own_process_can_make_is_refused_before_anything_is_sent():
     stages = [SimpleNamespace(rank=rank, inputs=("x",)) for rank in range(2)]
-    feed = Feed(0, stages, SimpleNamespace(n_ranks=2), CPU)
+    feed = Feed(0, stages, SimpleNamespace(n_ranks=2), CPU, one_kind())
     whole = {"x": torch.ones(2)}
     batch = Batch((2,), {"x": (whole["x"],)}, [None], {"x": 0}, whole)
     with pytest.raises(InputError, match=r"rank 0 cannot feed this batch .* made of more than tensors"):

@@ -15,10 +15,11 @@ from torch import Tensor
 from ... import accelerator
 from ...errors import InputError, StepError
 from ...stages import Section, Stage
+from ...tracing.inputs.free_numbers import plainly_given
 from ..wire.announcement import Announced, Announcement, Form, oddity
-from ..wire.boundary import Frame, flatten
+from ..wire.boundary import flatten
 from ..wire.peers import Peers
-from .kinds import Kinds
+from .kinds import Kind, Kinds
 from .microbatch import Batch
 from .weights import Weights
 
@@ -28,29 +29,29 @@ Ways = tuple[tuple[int, ...], tuple[int, ...], bool]
 """A batch's ``forms``, ``of_all`` and ``is_new``."""
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """(positional, keyword arguments) of a batch."""
-Given = tuple[dict[str, Any], Any, int, Weights, Ways, tuple[int, Call | None]]
+Given = tuple[dict[str, Any], Any, int, Weights, Ways, tuple[int, dict[int, Call]]]
 """(inputs by name, target, asked number of microbatches, weight of each and what they counted, the forms that
-are asked for, the kind and, where that is new, the call): a tensor that is of no use to this rank is on the
-meta device."""
+are asked for, the kind and, by number, a call of each new one): a tensor that is of no use to this rank is on
+the meta device."""
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What the source says of a batch ahead of its tensors; ``owners`` has None for the target's.
+    """What the source says of a batch ahead of its tensors, of which a rank is ``sent`` some.
 
-    One that ``is_new`` asks for forms that are still to be recorded: every rank gets all of it. Of a new
-    ``kind`` the ``call`` is told as well, as the frame of its arguments and the inputs that fill that.
+    One that ``is_new`` asks for forms that are still to be recorded: every rank gets all of it, and ahead of
+    it a call of each of the ``kinds`` recorded since the last such batch, those of refused batches too.
     """
 
     names: list[str]
     told: Announced
-    owners: list[str | None]
+    sent: list[bool]
     n_microbatches: int
     weights: tuple[list[float], float | None]
     forms: tuple[int, ...]
     is_new: bool = False
     of_all: tuple[int, ...] = ()
     kind: int = 0
-    call: tuple[str, list[str]] | None = None
+    kinds: dict[int, Announced] = {}
     fault: str = ""
 
 
@@ -67,8 +68,7 @@ class Feed:
     ) -> None:
         """All ranks get the inputs that say how a batch of its kind is cut."""
         self.source, self._peers, self._device, self._kinds = source, peers, device, kinds
-        self._told = {kind.number for kind in kinds}
-        self._last = stages[-1].rank
+        self._known = self._recorded()
         self._others = [rank for rank in range(peers.n_ranks) if rank != source]
         self.follow(stages)
 
@@ -78,9 +78,15 @@ class Feed:
         self._uses: list[set[str]] = [{*everywhere} for _ in range(self._peers.n_ranks)]
         for stage in stages:
             self._uses[stage.rank].update(stage.inputs)
+        self._last = stages[-1].rank
 
-    def give(self, batch: Batch, target: Any, n_microbatches: int, weights: Weights, call: Call) -> None:
-        """Send a batch, which came as ``call``, from the source."""
+    def _recorded(self) -> tuple[int, dict[bool, int]]:
+        """How many kinds there are, and forms by training flag."""
+        capture = self._kinds[0].capture
+        return len(capture.kinds), {flag: len(forms) for flag, forms in capture.forms.items()}
+
+    def give(self, batch: Batch, target: Any, n_microbatches: int, weights: Weights) -> None:
+        """Send a batch from the source."""
         names = list(batch.whole)
         tensors, frame = flatten([*batch.whole.values(), target])
         owners = self._owners(names, batch.whole, len(tensors))
@@ -90,16 +96,20 @@ class Feed:
                     f"{owner or 'the target'} is {kind}, which rank {self.source} cannot feed to the others; "
                     "make the runtime without feed, and pass every rank the batch"
                 )
-        is_new = batch.is_new
-        is_sent = [any(is_new or self._is_used(o, r) for r in self._others) for o in owners]
+        n_kinds, n_forms = self._known
+        n = n_forms[self._kinds[0].capture.model.training]
+        is_new = batch.is_new or batch.kind >= n_kinds or max((*batch.forms, *batch.of_all), default=0) >= n
+        is_sent = {rank: [is_new or self._is_used(o, rank) for o in owners] for rank in self._others}
+        leave = [*map(any, zip(*is_sent.values(), strict=True))]
         tensors = [
-            accelerator.upload(t, self._device) if sent else t
-            for t, sent in zip(tensors, is_sent, strict=True)
+            accelerator.upload(t, self._device) if x else t for t, x in zip(tensors, leave, strict=True)
         ]
         forms = tuple(map(Form.of, tensors))
+        met = [kind for kind in self._kinds if kind.number >= n_kinds] if is_new else []
+        calls = {kind.number: self._call_of(kind) for kind in met}
         try:
             told = Announcement(forms, frame).told()
-            came = None if batch.kind in self._told else self._shape_of(call, batch)
+            kinds = {number: call.told() for number, (call, _) in calls.items()}
         except StepError as error:
             raise InputError(
                 f"rank {self.source} cannot feed this batch to the others, since its inputs or its target "
@@ -107,18 +117,16 @@ class Feed:
                 "those, or make the runtime without feed, and pass every rank the batch"
             ) from error
         shares = [float(weight) for weight in weights[0]], weights[1]
-        ways = batch.forms, is_new, batch.of_all
-        header = Header(names, told, owners, n_microbatches, shares, *ways, batch.kind, came)
-        self._told.add(batch.kind)
-        laid = [f.to_wire(t) if sent else t for f, t, sent in zip(forms, tensors, is_sent, strict=True)]
+        ways = batch.forms, is_new, batch.of_all, batch.kind, kinds
+        if is_new:
+            self._known = self._recorded()
+        ahead = [t for _, laid in calls.values() for t in laid]
+        laid = [f.to_wire(t) if x else t for f, t, x in zip(forms, tensors, leave, strict=True)]
         leaving = []
-        for rank in self._others:
-            self._peers.tell(header, rank)
-            leaving += [
-                self._peers.group.send(t, rank)
-                for t, owner in zip(laid, owners, strict=True)
-                if is_new or self._is_used(owner, rank)
-            ]
+        for rank, sent in is_sent.items():
+            self._peers.tell(Header(names, told, sent, n_microbatches, shares, *ways), rank)
+            own = (t for t, x in zip(laid, sent, strict=True) if x)
+            leaving += [self._peers.group.send(t, rank) for t in (*ahead, *own)]
         for work in leaving:
             self._peers.group.wait(work)
         self._peers.finish_telling()
@@ -140,34 +148,37 @@ class Feed:
         if header.fault:
             peers.position.waits_for = -1
             raise InputError(header.fault)
+        calls = {number: self._call(Announcement.heard(told)) for number, told in header.kinds.items()}
         told = Announcement.heard(header.told)
         tensors = []
-        for form, owner in zip(told.tensors, header.owners, strict=True):
-            if not (header.is_new or self._is_used(owner, peers.rank)):
-                tensors.append(torch.empty(form.shape, dtype=form.dtype, device="meta"))
-                continue
-            laid = form.empty(self._device)
-            peers.group.wait(peers.group.recv(laid, self.source))
-            tensors.append(form.from_wire(laid))
+        for form, is_sent in zip(told.tensors, header.sent, strict=True):
+            here = (
+                self._receive(form) if is_sent else torch.empty(form.shape, dtype=form.dtype, device="meta")
+            )
+            tensors.append(here)
         peers.position.waits_for = -1
         *values, target = tensors if told.frame is None else told.frame.fill(tensors)
         inputs = dict(zip(header.names, values, strict=True))
         ways = header.forms, header.of_all, header.is_new
-        call = None if header.call is None else self._call(header.call, inputs)
-        return inputs, target, header.n_microbatches, header.weights, ways, (header.kind, call)
+        return inputs, target, header.n_microbatches, header.weights, ways, (header.kind, calls)
 
-    def _shape_of(self, call: Call, batch: Batch) -> tuple[str, list[str]]:
-        """A call without its tensors, and the inputs that those are."""
-        name_of = {id(value): name for name, value in batch.whole.items()}
-        tensors, frame = flatten(call)
-        assert frame is not None  # arguments are no tensor
-        return frame.to_text(), [name_of[id(t)] for t in tensors]
+    def _call_of(self, kind: Kind) -> tuple[Announcement, list[Tensor]]:
+        """The call that a kind was recorded with, to be told and sent."""
+        tensors, frame = flatten(plainly_given(kind.capture.example))
+        here = [accelerator.upload(t.detach(), self._device) for t in tensors]
+        call = Announcement(tuple(map(Form.of, here)), frame)
+        return call, [form.to_wire(t) for form, t in zip(call.tensors, here, strict=True)]
 
-    def _call(self, told: tuple[str, list[str]], inputs: Mapping[str, Any]) -> Call:
-        """Of :meth:`_shape_of`."""
-        text, names = told
-        args, kwargs = Frame.from_text(text).fill([inputs[name] for name in names])
+    def _call(self, told: Announcement) -> Call:
+        """A call of a new kind."""
+        assert told.frame is not None  # arguments are no tensor
+        args, kwargs = told.frame.fill([self._receive(form) for form in told.tensors])
         return tuple(args), kwargs
+
+    def _receive(self, form: Form) -> Tensor:
+        laid = form.empty(self._device)
+        self._peers.group.wait(self._peers.group.recv(laid, self.source))
+        return form.from_wire(laid)
 
     def _owners(self, names: Sequence[str], whole: Mapping[str, Any], n_tensors: int) -> list[str | None]:
         """Of each tensor the input it is; None for the target's."""

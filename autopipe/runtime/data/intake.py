@@ -102,15 +102,17 @@ class Intake:
         bind: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Kind, dict[str, Any]]],
         binds_alike: Callable[[], bool],
         meet: Callable[[Batch], Batch],
+        renew: Callable[[], None],
         check_rows: Callable[[Batch, bool], None],
     ) -> None:
         """``bind`` gives a call's kind and its inputs by name, ``meet`` a batch the forms that it asks for.
 
         ``binds_alike`` begins a call as ``bind`` does, and tells whether that would name its inputs as it
-        did in the last call of the same form. ``check_rows`` refuses a batch whose microbatches are not
-        what it is, with a backward or without.
+        did in the last call of the same form. ``renew`` has stages run forms that are new, once every rank
+        has the batch: one that the source refuses it knows of alone. ``check_rows`` refuses a batch whose
+        microbatches are not what it is, with a backward or without.
         """
-        self._bind, self._binds_alike, self._meet = bind, binds_alike, meet
+        self._bind, self._binds_alike, self._meet, self._renew = bind, binds_alike, meet, renew
         self._check_rows = check_rows
         self._last: _Known | None = None
         self._capture, self._options, self._device = capture, options, device
@@ -160,7 +162,9 @@ class Intake:
         weigh = kind.weigher.weigh if request.loss else kind.weigher.weigh_outputs
         weights, counted = weigh(batch, args, kwargs, bound, is_read=told)
         if self._feed is not None:
-            self._feed.give(batch, target, len(batch.rows), (weights, counted), (args, kwargs))
+            self._feed.give(batch, target, len(batch.rows), (weights, counted))
+        if batch.is_new:
+            self._renew()
         moved = self._used - kind.capture.inputs.names_of_numbers  # which the host reads
         batch = batch.on(self._device, moved, self._takes_target)
         return WeightedBatch(batch, weights, counted, inputs if request.grad else {})
@@ -237,18 +241,18 @@ class Intake:
 
     def _fed(self, feed: Feed, request: Request) -> WeightedBatch:
         # heard also where it is refused, or what is heard next would be this
-        leaves, target, n, (weights, counted), (forms, of_all, is_new), (number, call) = feed.take()
+        leaves, target, n, (weights, counted), (forms, of_all, is_new), (number, calls) = feed.take()
         if request.args or request.kwargs or request.target is not None:
             raise InputError(
                 f"rank {self._rank} was given inputs, but only rank {feed.source} feeds this pipeline; call "
                 "step() without any here, or make the runtime without feed"
             )
-        if call is not None:
-            kind, leaves = self._bind(*call)
-            self._check_alike(feed, "kind", kind.number, number)
+        for there, (args, kwargs) in calls.items():
+            self._check_alike(feed, "kind", self._bind(args, kwargs)[0].number, there)
         batch = self._split(self._kinds[number], leaves, target, n, is_weighed=self._is_weighed)
         if is_new:
             self._check_alike(feed, "forms", [*self._meet(batch).forms], [*forms])
+            self._renew()
         return WeightedBatch(dataclasses.replace(batch, forms=forms, of_all=of_all), weights, counted)
 
     def _check_alike(self, feed: Feed, what: str, here: Any, there: Any) -> None:

@@ -66,7 +66,7 @@ def _intake(capture: Capture, n_microbatches: int) -> Intake:
     meet = functools.partial(with_forms, capture=capture)
     intake = Intake(
         capture, options, kinds, None, None, (stage,), capture.device, bind, binds_alike, meet,
-        check_rows=lambda batch, has_backward: None,
+        renew=lambda: None, check_rows=lambda batch, has_backward: None,
     )  # fmt: skip
     intake.follow((stage,), (stage,))
     return intake
