@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from autopipe.hardware import Cluster
-from autopipe.plans import Bounds, Plan, StagePlan
+from autopipe.plans import Boundary, Bounds, Plan, StagePlan, Tie, crossing, shared
 from autopipe.schedule import placement as default_placement
 from autopipe.stages import build
 from autopipe.tracing import capture
@@ -219,9 +219,20 @@ def make_plan(captured, n_stages, n_ranks=None, schedule="1f1b", n_microbatches=
         for i, (a, b) in enumerate(itertools.pairwise(edges))
     )
     cluster = Cluster.uniform(n_ranks)
-    model = captured.ops.model
-    digest = captured.ops.digest
-    return Plan(model, digest, stages, (), (), schedule, n_microbatches, 0.01, BOUNDS, cluster)
+    ops = captured.ops
+    plan = Plan(ops.model, ops.digest, stages, (), (), schedule, n_microbatches, 0.01, BOUNDS, cluster)
+    crosses, ties = crossing(ops, plan.stages_of, n_stages), shared(ops, plan.stages_of)
+    return dataclasses.replace(
+        plan,
+        boundaries=tuple(
+            Boundary(op.name, min(plan.stages_of[op.name]), there, 1, op.requires_grad)
+            for op, there in crosses
+        ),
+        ties=tuple(
+            Tie(p.name, p.names, at, p.bytes, "sync" if len({ranks[s] for s in at}) > 1 else "colocate", 0.0)
+            for p, at in ties
+        ),
+    )
 
 
 def with_blocks(plan, ops, size):
