@@ -125,9 +125,9 @@ class Relay(nn.Module):
         return self.stage.index == 0 and bool(given) and isinstance(given[0], tuple)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        values, form = self._capture.bound(args, kwargs)
+        values = _values(self._capture, args, kwargs)
         self._capture.assumptions.begin()
-        return {**values, FORM: form}
+        return values
 
     def _unpacked(self, args: Sequence[Tensor]) -> dict[str, Any]:
         tensors = map(_entering, args)
@@ -170,11 +170,10 @@ def relays(
     made: list[Relay] = []
     examples: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
     with undisturbed(capture.model), torch.enable_grad():
-        values, form = capture.bound(args, dict(kwargs))
-        values[FORM] = form
+        values = _values(capture, args, dict(kwargs))
         given = tuple(t for t in pytree.tree_leaves(list(args)) if isinstance(t, Tensor))
         for stage, takes, gives in zip(stages, [(), *names], [*names, ()], strict=True):
-            outputs = stage(*(values[n] for n in stage.inputs), form=form)
+            outputs = stage(*(values[n] for n in stage.inputs), form=values[FORM])
             values.update({} if stage.is_last else zip(stage.outputs, outputs, strict=True))
             kinds = {n: _Kind.of(values[n]) for n in (*takes, *gives)}
             relay = Relay(capture, stage, takes, gives, kinds)
@@ -187,6 +186,13 @@ def relays(
             examples.append((given, given_out))
             given = given_out
     return Chain(tuple(made), tuple(examples))
+
+
+def _values(capture: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs of a call like the example by name, None for those of other kinds of calls, and its form."""
+    values, form = capture.bound(args, kwargs)
+    others = dict.fromkeys(name for kind in capture.kinds for name in kind.inputs.names if name is not None)
+    return {**others, **values, FORM: form}
 
 
 def _tensors(output: Any) -> Any:

@@ -99,3 +99,16 @@ def test_what_no_plan_has_a_place_for_is_refused():
 @pytest.mark.timeout(300)
 def test_on_ranks():
     run_ranks(pathlib.Path(kind_ranks.__file__), 2, timeout_s=280)
+
+
+@pytest.mark.parametrize("name", ["labels given", "a new modality", "a number each step"])
+def test_layers_are_of_calls_like_the_example(name):
+    example, calls = KINDS[name]
+    model, twin = model_and_twin()
+    pipe = autopipe.split(model, 2, kwargs=example, costs="estimated")
+    for kwargs in calls:
+        pipe(**kwargs)
+    first, last = pipe.to_layers()
+    wanted = tuple(v for v in twin(**example).values() if v is not None)
+    found = last(first(**example))
+    close(found if isinstance(found, tuple) else (found,), wanted)
