@@ -234,21 +234,6 @@ class PipelineTrainer(transformers.Trainer):
                 given["target"] = labels[0] if len(labels) == 1 else tuple(labels)
         return given
 
-    def _labelled(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Inputs that have no labels, with some where the model was captured with them: outputs need none."""
-        example = self.pipe.graph.example[1]
-        absent = [n for n in self.label_names if isinstance(example.get(n), Tensor) and inputs.get(n) is None]
-        like = next((n for n, v in inputs.items() if isinstance(v, Tensor) and n in example), None)
-        if not absent or like is None:
-            return dict(inputs)
-        n_rows, *others = inputs[like].shape
-        sizes = dict(zip(example[like].shape[1:], others, strict=False))
-        made = {}
-        for name in absent:
-            shape = (n_rows, *(sizes.get(n, n) for n in example[name].shape[1:]))
-            made[name] = torch.zeros(shape, dtype=example[name].dtype, device=inputs[like].device)
-        return {**inputs, **made}
-
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         return self.runtime.clip_grad_norm_(self.args.max_grad_norm)
 
@@ -278,7 +263,7 @@ class PipelineTrainer(transformers.Trainer):
             config = getattr(self.model, "config", None)
             ignore_keys = getattr(config, "keys_to_ignore_at_inference", [cache_name()])
         loss = None
-        given = self._routed(inputs) if has_labels else self._labelled(inputs)
+        given = self._routed(inputs) if has_labels else dict(inputs)
         if has_labels:
             done = self.runtime.evaluate(**given, return_outputs=False if prediction_loss_only else "all")
             n_items = self._get_num_items_in_batch([inputs], self.args.device)
@@ -290,7 +275,7 @@ class PipelineTrainer(transformers.Trainer):
         logits = _logits(
             outputs,
             (*ignore_keys, "loss"),
-            has_loss=any(name in given for name in self.label_names),
+            has_loss=any(given.get(name) is not None for name in self.label_names),
         )
         if self.args.bf16:
             logits = pytree.tree_map(_to_fp32, logits)

@@ -51,10 +51,10 @@ class NewForms:
         return self.made.taken - {str(name) for made in self.made.kin for name in made.inputs.names}
 
     def session(self, args: tuple[Any, ...], kwargs: dict[str, Any], snapshot: Snapshot) -> Session:
-        """What records the model as it was recorded, on other arguments."""
+        """What records the model as it was recorded, on other arguments; no further leaf is opened."""
         attempt, made = self._attempt, self.made
         found = Session(self._model, args, kwargs, attempt.policy, snapshot, sizes_vary=bool(made.dynamic))
-        found.attempt = dataclasses.replace(attempt, tried={*attempt.tried}, divided=[])
+        found.attempt = dataclasses.replace(attempt, tried={*attempt.tried}, divided=[], divides=False)
         found.runs.casting = {*self._casting}
         return found
 

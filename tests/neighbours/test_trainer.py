@@ -137,3 +137,40 @@ def test_what_is_not_taken(tmp_path):
     other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
     with pytest.raises(autopipe.AutopipeError, match="optimizers="):
         PipelineTrainer(pipe, plain, optimizers=(other, None))
+
+
+class Forced(torch.nn.Module):
+    """Its layers are given the labels too, as a decoder's are, where there are some."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.force = torch.nn.Embedding(9, 4), torch.nn.Embedding(9, 4)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
+        self.head = torch.nn.Linear(4, 9)
+
+    def forward(self, input_ids, labels=None):
+        x = self.embed(input_ids)
+        if labels is None:
+            return {"logits": self.head(self.layers(x))}
+        logits = self.head(self.layers(x + self.force(labels)))
+        return {
+            "loss": torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()),
+            "logits": logits,
+        }
+
+
+def test_predictions_without_labels_are_the_models(tmp_path):
+    import transformers
+    from trainer_ranks import arguments
+
+    from autopipe.neighbours.trainer import PipelineTrainer
+
+    torch.manual_seed(0)
+    model, ids = Forced(), torch.randint(0, 9, (8, 5))
+    options = {"eval_strategy": "no", "load_best_model_at_end": False, "per_device_eval_batch_size": 4}
+    args, data = arguments(tmp_path, **options), [{"input_ids": row} for row in ids]
+    wanted = transformers.Trainer(model, args).predict(data).predictions
+    example = {"input_ids": ids[:4], "labels": ids[:4].clone()}
+    pipe = autopipe.split(model, 2, (), example, n_microbatches=2, costs="estimated")
+    found = PipelineTrainer(pipe, args).predict(data).predictions
+    torch.testing.assert_close(torch.from_numpy(found), torch.from_numpy(wanted))
