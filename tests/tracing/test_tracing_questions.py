@@ -336,3 +336,25 @@ def test_a_truth_that_is_asked_again_of_a_whole_slice(
     for values in itertools.product((0, 1, 2), repeat=3):
         x, mask = torch.randn(2, 6, WIDTH), torch.tensor([values] * 2).repeat_interleave(2, 1)
         torch.testing.assert_close(captured(x, mask), model(x, mask))
+
+
+class Chosen(nn.Module):
+    """Goes by a number that its inputs are held to, which may be none that their type has."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+        self.heads = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5))
+        self.last = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor, marks: Tensor) -> Tensor:
+        return self.last(self.heads[(marks < self.limit).sum().item()](x))
+
+
+@pytest.mark.parametrize(
+    ("limit", "dtype"), [(float("inf"), torch.float32), (300, torch.uint8), (65503.5, torch.float16)]
+)
+def test_a_number_that_a_type_of_inputs_does_not_have_is_not_tried(limit: float, dtype: torch.dtype) -> None:
+    model, x = Chosen(limit), torch.randn(4, WIDTH)
+    marks = torch.tensor([1, 2, 3], dtype=dtype)
+    assert torch.equal(autopipe.capture(model, (x, marks))(x, marks), model(x, marks))

@@ -55,7 +55,11 @@ def _filled(calls: Sequence[Call], given: Mapping[str, Tensor]) -> Iterator[dict
         tensor = given[name]
         if tensor.is_complex() or not tensor.numel():
             continue
-        whole = [v for v in near if v >= 0 and v == int(v)]
-        for number in near if tensor.is_floating_point() else dict.fromkeys((*whole, *range(_MOST))):
+        if tensor.is_floating_point():
+            numbers = [v for v in near if abs(v) <= torch.finfo(tensor.dtype).max]
+        else:
+            most = 1 if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).max
+            numbers = [v for v in dict.fromkeys((*near, *range(_MOST))) if 0 <= v <= most and v == int(v)]
+        for number in numbers:
             other = torch.full_like(tensor, number)
             yield {**given, name: other.requires_grad_(tensor.requires_grad)}
