@@ -36,6 +36,17 @@ INSIDE: dict[str, Callable[[Tensor], Tensor]] = {
     "NumPy": lambda h: h * torch.from_numpy(np.maximum(np.arange(len(h)) - 12, 0) + 1)[:, None],
     "list": lambda h: h * torch.tensor([1 + i // 12 for i in range(len(h))])[:, None],
 }
+OPEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "root": INSIDE["root"],
+    "power": lambda h: h * max(4, int(len(h) ** 0.5)),
+    "logarithm": lambda h: h * max(3.0, math.log(len(h))),
+    "pairs": lambda h: h * max(120, math.comb(len(h), 2)),
+    "sides": lambda h: h * (2 if math.sqrt(len(h)) * 2 > 9 else 1),
+    "quarter": lambda h: h * max(7, round(len(h) * 0.25)),
+    "divisor": lambda h: h * math.gcd(len(h), 6),
+    "multiple": lambda h: h * math.lcm(len(h), 4),
+    "third": lambda h: h * (round(len(h) / 3) + 1),
+}
 FREE: dict[str, Callable[[Tensor], Tensor]] = {
     "size": lambda h: h.reshape(len(h), -1) * torch.ones(len(h), 1),
     "zeros": lambda h: torch.cat([h, h.new_zeros(len(h), 4)], 1)[:, :4],
@@ -90,6 +101,12 @@ def test_a_limit_on_rows_is_refused(name, is_whole):
 def test_so_is_one_that_only_code_kept_whole_has(name):
     with pytest.raises(InputError, match="depend on one another"):
         stepped(INSIDE[name], is_whole=True)
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_so_is_what_a_function_makes_of_their_number(name):
+    with pytest.raises(InputError, match="depend on one another"):
+        stepped(OPEN[name], is_whole=False)
 
 
 @pytest.mark.parametrize("is_whole", [False, True])

@@ -5,7 +5,8 @@ left to ``runtime``.
 
 What is before the tail gives row by row what the tail takes, so that its values in microbatches, joined along
 the batch, are those of the batch. That is looked at value by value, as in ``mixing``, and then tried: a batch
-in two pieces up to the tail, and from there on as one, gives what the batch gives.
+in two pieces up to the tail, and from there on as one, gives what the batch gives. What a whole model is
+asked about its rows is asked of what is ahead, which may hang on how many there are.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ..sizes.dims import axis_of
 from ..sizes.rerun import replay
 from ..sizes.variation import Mixing, Tail
 from ..state.state import seed
-from .mixing import rows_of
+from .mixing import mixing, rows_of
 from .per_call_state import carriers
 from .results import ALLOWED, ROUNDED, Rows, is_close
 from .varied_data import made_of_rows, unlike
@@ -111,7 +112,19 @@ def find_tail(
             for rows, of in _two_of((given, *others), dim) if is_cut else ((each, dim) for each in others):
                 with contextlib.suppress(Exception):  # any Python of the model, on data that it may not take
                     views[flag].append(view(flag, rows, of))
-        return _tail(model, views, given, device, start, begun)
+        tail = _tail(model, views, given, device, start, begun)
+        if not tail.ops or not (found.always or found.training):
+            return tail
+        ahead = {flag: each[0].ahead(tail) for flag, each in views.items()}
+        if False not in ahead:
+            ahead, starts[False] = {False: ahead[True]}, starts[True]
+
+        def begin(flag: bool) -> None:
+            starts[flag]()
+
+        mixed = mixing(code, ahead, given, dims, shapes, device, begin, takes=takes)
+        ahead_of_it = mixed.always or mixed.training
+        return Tail(obstacle=f"ahead of what follows from it is {ahead_of_it}") if ahead_of_it else tail
 
     begun = frozenset(names) | (carriers(code, forms[True]) if found.carried else frozenset[str]())
     with torch.no_grad(), warnings.catch_warnings():
@@ -298,6 +311,13 @@ class _View:
         inside = [c for c in self.form.calls if c.name in own or c.op == "output"]
         found = dict.fromkeys(c for call in inside for c in call.inputs if c.name not in own)
         return [c for c in found if c.op not in ("placeholder", "get_attr")]
+
+    def ahead(self, tail: Tail) -> Recording:
+        """The form up to its tail, which gives what that takes."""
+        *calls, output = (c for c in self.form.calls if c.name not in tail.ops)
+        taken = (c for c in self.taken(tail.ops) if c.name not in tail.again)
+        given = Call("output", output.target, (tuple(taken),), name=output.name)
+        return dataclasses.replace(self.form, calls=[*calls, given], guards=[])
 
     def frontier(self, names: frozenset[str]) -> tuple[set[str], set[str]]:
         """Of what the tail takes, the calls to make again from sizes, and those that cannot be joined."""

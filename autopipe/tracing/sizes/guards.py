@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import InputError
@@ -35,23 +35,38 @@ def is_stepped(formula: Size) -> bool:
 def computed(call: Call, numbers: Mapping[int, Size]) -> Size | None:
     """A number as the formula that its own arithmetic makes of its operands'; None where fitting is as good.
 
-    Only what rounds or divides needs it: two points cannot tell ``n % 16`` from 0. A quotient of whole
-    numbers is exact until more is done with it than to round or compare it: then floating point has a say.
+    Sums, products and powers of whole numbers do not need it: two points cannot tell ``n % 16`` from 0. A
+    quotient of whole numbers is exact until more is done with it than to round or compare it. What floating
+    point has a say in, and what no formula tells, is left to the function itself: ``isqrt(batch)``.
     """
     function = unnamed(call.target)
-    is_rounding = function in _ROUNDING
-    if not is_rounding and function not in _STEPS and function not in _SMOOTH:
-        return None
     operands = [numbers.get(id(a), a) if isinstance(a, Call) else a for a in call.args]
-    if not any(map(_has_symbols, operands)) or (is_rounding and len(operands) > 1):
+    if (
+        getattr(function, "__module__", "") not in _MODULES
+        or call.kwargs
+        or not any(map(_has_symbols, operands))
+    ):
         return None
-    if is_rounding:
-        return _ROUNDING[function](*operands)
-    if not all(map(_is_whole, operands)):
+    if function in _ROUNDING and len(operands) == 1:
+        formula = _ROUNDING[function](*operands)
+    elif not all(map(_is_whole, operands)):
+        formula = None
+    elif function in _STEPS:
+        formula = _STEPS[function](*operands)
+    elif function in _SMOOTH:
+        return function(*operands) if any(map(is_stepped, operands)) else None
+    else:
+        formula = None
+    return _left_to(function, operands) if formula is None else formula
+
+
+def _left_to(function: Any, operands: Sequence[Any]) -> Size | None:
+    """A formula that calls the function itself; see :class:`Check`."""
+    import sympy
+
+    if not all(isinstance(o, (int, float, sympy.Basic)) for o in operands):
         return None
-    if function in _STEPS:
-        return _STEPS[function](*operands)
-    return function(*operands) if any(map(is_stepped, operands)) else None
+    return sympy.Function(function.__name__)(*operands)
 
 
 def is_fitted(call: Call, numbers: Mapping[int, Size]) -> bool:
@@ -59,7 +74,7 @@ def is_fitted(call: Call, numbers: Mapping[int, Size]) -> bool:
 
     What it is at a few sizes, it need not be at the next. Sums, products, quotients and powers are told.
     """
-    is_told = unnamed(call.target) in (*_SMOOTH, operator.truediv, operator.pow)
+    is_told = unnamed(call.target) in (*_SMOOTH, operator.truediv)
     return not is_told and any(_has_symbols(numbers.get(id(c))) for c in call.inputs)
 
 
@@ -106,7 +121,9 @@ _ROUNDING: dict[Any, Callable[..., Any]] = {
     int: _whole,
     float: lambda value: value,
 }
-_SMOOTH = (operator.add, operator.sub, operator.mul, operator.neg)
+_SMOOTH = (operator.add, operator.sub, operator.mul, operator.neg, operator.pow)
+_MODULES = (math.__name__, operator.add.__module__, round.__module__)
+"""Where functions are that a formula may call: ``Check`` knows them."""
 
 
 def broken(guard: Guard, numbers: Mapping[int, Any]) -> str:

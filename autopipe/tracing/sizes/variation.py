@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -102,7 +103,7 @@ class Check:
     def _compiled(self) -> tuple[Callable[..., Any], ...]:
         # sympy's lambdify does the same, and takes a hundred times as long
         head = f"lambda {', '.join(self.symbols)}: "
-        return tuple(eval(f"{head}{o}", {"floor": math.floor}) for o in self.operands)
+        return tuple(eval(f"{head}{o}", {**vars(math), **vars(operator)}) for o in self.operands)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # what is compiled stays here
@@ -112,7 +113,7 @@ class Check:
         """Whether the answer is still the same at these sizes of the input dims."""
         try:
             return bool(self.function(*self.values(sizes)) == self.outcome)
-        except ZeroDivisionError:
+        except (ArithmeticError, ValueError):  # of a logarithm, say
             return False
 
     def values(self, sizes: Mapping[str, int]) -> tuple[Any, ...]:
