@@ -10,6 +10,7 @@ USERS = (
     *("mixed_precision", "half_weights", "default_device", "pinned_loader", "inputs_with_gradients"),
     *(
         "labels_on_the_device",
+        "calls_of_other_kinds",
         "other_devices",
         "labels_elsewhere",
         "watched",

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from accelerated_checks import DEVICE, RANK, WORLD
 from around_checks import layouts, overflow_on_one_stage, side_by_side
+from kind_models import KINDS, check_calls, model_and_twin
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -241,6 +242,21 @@ def inputs_with_gradients():
     same_gradients(runtime, plain)
 
 
+def calls_of_other_kinds():
+    """Labels that are left out and a number that changes, with batches on the device."""
+    for name in ("labels left out", "a number each step"):
+        example, calls = (on_device(c) for c in KINDS[name])
+        for options in ({}, {"feed": 0}):
+            model, twin = (m.to(DEVICE) for m in model_and_twin())
+            pipe = autopipe.split(model, 2, kwargs=example, n_microbatches=2, costs="estimated")
+            is_quiet = bool(options) and RANK != 0
+            check_calls(pipe.runtime(**options), model, twin, [example, *calls, example], is_quiet)
+
+
+def on_device(given):
+    return torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(DEVICE), given)
+
+
 def other_devices():
     """A model built on another device than the rank's, batches and loss on a third, targets on the host."""
 
@@ -454,6 +470,7 @@ CHECKS = {
         pinned_loader,
         written_inputs,
         inputs_with_gradients,
+        calls_of_other_kinds,
         other_devices,
         labels_elsewhere,
         default_device,
