@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import accelerator
-from ..arguments import brief
+from ..arguments import brief, number
 from ..errors import InputError, StepError
 from ..stages import rng
 from ..stages.gradients import making
@@ -38,6 +38,7 @@ from .step_result import StepLoss, StepResult
 
 __all__ = ["Runner"]
 
+MOST_TIMES = 1e30
 LOOKED_AT = 2
 """Steps in which replicas' batches are held against each other."""
 
@@ -142,6 +143,17 @@ class Runner:
                 f"{words} comes after a step within no_sync(), and the gradients of {what} are not summed "
                 "yet; make the last step before it outside no_sync(), or call accumulate()"
             )
+
+    def scaled(self, factor: float) -> contextlib.AbstractContextManager[None]:
+        """See :meth:`Runtime.scaled`."""
+        with self.engine.turn:
+            try:
+                times = number("factor", factor, -MOST_TIMES, MOST_TIMES)
+            except InputError as error:
+                if self._is_running:
+                    raise
+                self._refuse(error)
+        return self.changed(times=times)
 
     @contextlib.contextmanager
     def changed(self, *, syncs: bool = True, times: float = 1.0) -> Iterator[None]:

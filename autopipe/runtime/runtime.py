@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Runtime", "StepResult"]
 
-MOST_TIMES = 1e30
-
 
 class Runtime(Upkeep):
     """Runs a pipeline: this rank's stages when a process group is up, else all stages in this process.
@@ -267,8 +265,11 @@ class Runtime(Upkeep):
         return self._runner.changed(syncs=False)
 
     def scaled(self, factor: float) -> contextlib.AbstractContextManager[None]:
-        """Within it the gradients that steps make are multiplied by ``factor``; losses stay as they are."""
-        return self._runner.changed(times=number("factor", factor, -MOST_TIMES, MOST_TIMES))
+        """Within it the gradients that steps make are multiplied by ``factor``; losses stay as they are.
+
+        A factor that is refused counts as a step that is: where another rank begins one, all end.
+        """
+        return self._runner.scaled(factor)
 
     def accumulate(
         self, batches: Iterable[Mapping[str, Any] | tuple[Any, ...]], *, n_microbatches: int | None = None

@@ -244,13 +244,12 @@ def inputs_with_gradients():
 
 def calls_of_other_kinds():
     """Labels that are left out and a number that changes, with batches on the device."""
-    for name in ("labels left out", "a number each step"):
+    for name, options in (("labels left out", {}), ("a number each step", {"feed": 0})):
         example, calls = (on_device(c) for c in KINDS[name])
-        for options in ({}, {"feed": 0}):
-            model, twin = (m.to(DEVICE) for m in model_and_twin())
-            pipe = autopipe.split(model, 2, kwargs=example, n_microbatches=2, costs="estimated")
-            is_quiet = bool(options) and RANK != 0
-            check_calls(pipe.runtime(**options), model, twin, [example, *calls, example], is_quiet)
+        model, twin = (m.to(DEVICE) for m in model_and_twin())
+        pipe = autopipe.split(model, 2, kwargs=example, n_microbatches=2, costs="estimated")
+        is_quiet = "feed" in options and RANK != 0
+        check_calls(pipe.runtime(**options), model, twin, [example, *calls, example], is_quiet)
 
 
 def on_device(given):

@@ -78,6 +78,9 @@ def goes_on(_):
     assert "x" in str(told.value)
     with pytest.raises(StepError):
         runtime.step(x, target=x)
+    runtime = made(world)
+    with pytest.raises(AutopipeError, match="factor is 'x'"):
+        runtime.scaled("x") if rank == 1 else runtime.step(x, target=x)
 
 
 class Loader:
