@@ -225,7 +225,7 @@ def make_plan(captured, n_stages, n_ranks=None, schedule="1f1b", n_microbatches=
     return dataclasses.replace(
         plan,
         boundaries=tuple(
-            Boundary(op.name, min(plan.stages_of[op.name]), there, 1, op.requires_grad)
+            Boundary(op.name, min(plan.stages_of[op.name]), there, 0, op.requires_grad)
             for op, there in crosses
         ),
         ties=tuple(
