@@ -171,14 +171,6 @@ class Schedule(Shown):
             out.append(tuple(sorted(m for m in seen if not any(_contains(o, m) for o in seen))))
         return tuple(out)
 
-    def phases(self, rank: int) -> tuple[int, int, int]:
-        """How many of a rank's actions are warmup (before its first backward), steady, and cooldown (after
-        its last forward)."""
-        kinds = [a.kind for a in self.actions[rank]]
-        warmup = next((i for i, kind in enumerate(kinds) if kind != "F"), len(kinds))
-        last = max((i + 1 for i, kind in enumerate(kinds) if kind == "F"), default=0)
-        return warmup, max(0, last - warmup), len(kinds) - max(last, warmup)
-
     def __str__(self) -> str:
         return "\n".join(f"rank {r}: " + " ".join(map(str, row)) for r, row in enumerate(self.actions))
 

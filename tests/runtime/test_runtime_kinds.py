@@ -6,7 +6,8 @@ import pickle
 
 import kind_ranks
 import pytest
-from kind_models import KINDS, check_calls, close, given, model_and_twin
+import torch
+from kind_models import KINDS, check_calls, close, given, loss_of, model_and_twin
 from processes import run_ranks
 
 import autopipe
@@ -60,6 +61,50 @@ def test_number_that_changes_is_an_input():
     assert [len(kind.inputs.numbers) for kind in pipe.graph.kinds] == [0, 0, 1]
     check_calls(rt, model, twin, [given("labels", beta=0.5, epoch=n) for n in range(6)])
     assert len(pipe.graph.kinds) == 5
+
+
+class Reduced(torch.nn.Module):
+    """Its loss is reduced as it is asked to."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+
+    def forward(self, x, labels, how="mean"):
+        return torch.nn.functional.cross_entropy(self.layers(x), labels, reduction=how)
+
+
+def test_accumulated_batches_of_several_kinds():
+    calls = [given("labels", rows=4), given("labels", "mask", rows=5, seed=1), given("labels", mode="fast")]
+    model, twin = model_and_twin()
+    pipe = autopipe.split(model, 2, kwargs=given("labels"), n_microbatches=3, costs="estimated")
+    rt = pipe.runtime()
+    for first in range(3):
+        model.zero_grad()
+        twin.zero_grad()
+        batches = calls[first:] + calls[:first]
+        loss = rt.accumulate(batches).loss
+        rows = [len(call["ids"]) for call in batches]
+        parts = (n * loss_of(twin(**call)) for n, call in zip(rows, batches, strict=True))
+        wanted = sum(parts) / sum(rows)
+        wanted.backward()
+        close(loss.detach().as_subclass(torch.Tensor), wanted.detach())
+        for mine, its in zip(model.parameters(), twin.parameters(), strict=True):
+            close(mine.grad, its.grad)
+    for batches in ([given("labels"), given()], [given(), given("labels")]):
+        with pytest.raises(InputError, match="real scalar loss, but the model's output holds none"):
+            rt.accumulate(batches)
+
+
+def test_accumulated_sums_and_means_are_refused():
+    batch = {"x": torch.randn(4, 4), "labels": torch.arange(4)}
+    pipe = autopipe.split(Reduced(), 2, kwargs=batch, n_microbatches=2, costs="estimated")
+    rt = pipe.runtime()
+    rt.step(**batch, how="sum")
+    for hows in (("mean", "sum"), ("sum", "mean")):
+        with pytest.raises(InputError, match=r"some of these batches are sums.*loss_weight"):
+            rt.accumulate([{**batch, "how": how} for how in hows])
+    rt.accumulate([{**batch, "how": "sum"}] * 2)
 
 
 def test_number_that_python_goes_by():

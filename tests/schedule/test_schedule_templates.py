@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from strategies import schedules
 
 from autopipe.errors import InputError
@@ -136,21 +135,6 @@ def test_dualpipev_is_within_its_formula(s, m, t):
     assert (
         step_s(build("dualpipev", s, 2 * s, m), t) <= 2 * m * (f + b) + (s - 1) * (f + b + b - 3 * w) + 1e-9
     )
-
-
-@given(st.sampled_from(TEMPLATES), st.integers(1, 4), st.integers(1, 9))
-def test_phases_cover_the_row(name, n_ranks, n_microbatches):
-    schedule = build(name, n_ranks, 2 * n_ranks, n_microbatches)
-    for rank, row in enumerate(schedule.actions):
-        warmup, steady, cooldown = schedule.phases(rank)
-        assert warmup + steady + cooldown == len(row)
-        assert all(a.kind == "F" for a in row[:warmup])
-        assert all(a.kind != "F" for a in row[warmup + steady :])
-
-
-def test_phases_of_1f1b():
-    schedule = build("1f1b", 4, 4, 8)
-    assert [schedule.phases(r) for r in range(4)] == [(4, 8, 4), (3, 10, 3), (2, 12, 2), (1, 14, 1)]
 
 
 def test_wrong_arguments_say_what_is_right():

@@ -296,7 +296,23 @@ class Intake:
             if kind.weigher.is_counted:
                 batch = self._in_forms(kind, batch, int(n_microbatches or self._options.n_microbatches))
             each.append(Bound(batch, args, kwargs, bound))
-        return self._kinds[each[0].batch.kind].weigher.measure(each)
+        return self._measured_by_kind(each)
+
+    def _measured_by_kind(self, each: Sequence[Bound]) -> list[float | None]:
+        """What each batch's loss averages over, as its own kind says: by rows where kinds differ in that."""
+        calls = {n: [b for b in each if b.batch.kind == n] for n in dict.fromkeys(b.batch.kind for b in each)}
+        found = {n: self._kinds[n].weigher.measure(own) for n, own in calls.items()}
+        units = {unit for unit, _ in found.values()}
+        if units == {"rows", "labels"}:
+            self._kinds[0].weigher.warn("it averages over labels of some batches and over rows of others")
+            return [float(sum(b.batch.rows)) for b in each]
+        if len(units) > 1:
+            raise InputError(
+                "the losses of some of these batches are sums and those of others are means, so that none of "
+                "all of them can be told; accumulate() batches of one kind, or pass loss_weight to runtime()"
+            )
+        left = {n: iter(counts) for n, (_, counts) in found.items()}
+        return [None if "sums" in units else next(left[b.batch.kind]) for b in each]
 
     def _in_forms(self, kind: Kind, batch: Batch, n: int) -> Batch:
         """A batch with the form it asks for; where there is none for all of it, its microbatches with theirs.

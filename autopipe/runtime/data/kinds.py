@@ -6,6 +6,7 @@ Which kinds there are is left to the capture.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,8 @@ class Kinds:
 
     def __getitem__(self, number: int) -> Kind:
         if number >= len(self._made):
-            self._made += map(self._make, self._capture.kinds[len(self._made) :])
+            n = len(self._made)
+            self._made += itertools.starmap(self._make, enumerate(self._capture.kinds[n:], n))
         return self._made[number]
 
     def __iter__(self) -> Iterator[Kind]:
@@ -53,11 +55,11 @@ class Kinds:
         """That of the calls which a capture is for."""
         return self[self._capture.kinds.index(capture)]
 
-    def _make(self, capture: Capture) -> Kind:
+    def _make(self, number: int, capture: Capture) -> Kind:
         options, is_whole = self._options, self._is_whole
         reduction, weight, loss_fn = options.loss_reduction, options.loss_weight, options.loss_fn
         return Kind(
-            self._capture.kinds.index(capture),
+            number,
             capture,
             Splitter(capture, options.batch_dims),
             Weigher(capture, reduction, weight, loss_fn, is_whole=is_whole),

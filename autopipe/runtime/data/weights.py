@@ -36,7 +36,7 @@ from .microbatch import Batch
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["Bound", "Weigher", "Weights"]
+__all__ = ["Bound", "Measured", "Weigher", "Weights"]
 
 _logger = logging.getLogger(__name__)
 
@@ -44,6 +44,9 @@ HEAVIEST = 1e100
 """Of given weights: sums of any number of these stay finite."""
 Weights = tuple[Sequence[float | Tensor], float | None]
 """What each microbatch weighs, maybe on the device; and what all of them counted together."""
+
+Measured = tuple[Literal["rows", "labels", "weights", "sums"], list[float]]
+"""What batches' losses are averaged over, and how much of it each has: 1 where losses are sums."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +128,7 @@ class Weigher:
             return by_rows[0], 0.0 if counts else by_rows[1]
         if all(_are_close(found[0][0], other) for other, _ in found[1:]):
             return found[0]
-        self._warn("it averages several times, over labels that are counted differently")
+        self.warn("it averages several times, over labels that are counted differently")
         return by_rows
 
     def weigh_outputs(
@@ -154,23 +157,23 @@ class Weigher:
         is_other = self.is_sum and not self._is_models_own and self._given is None
         return _normalised(batch.rows)[0] if is_other else weights
 
-    def measure(self, calls: Sequence[Bound]) -> list[float | None]:
-        """What each batch's loss is averaged over: rows, counted labels or given weights; None for a sum."""
+    def measure(self, calls: Sequence[Bound]) -> Measured:
+        """What each batch's loss is averaged over: rows, counted labels or given weights."""
         batches = [call.batch for call in calls]
         if self._given is not None:
-            return [sum(self._ask(call.batch, call.args, call.kwargs, call.bound)) for call in calls]
+            return "weights", [sum(self._ask(b.batch, b.args, b.kwargs, b.bound)) for b in calls]
         if self.is_sum:
-            return [None] * len(batches)
+            return "sums", [1.0] * len(batches)
         if self._labels is not None and all(_are_labels(t) for b in batches for t in b.targets):
             told = self._labels
-            return [sum(_read([weight_of_labels(t, **told) for t in b.targets])) for b in batches]
+            return "labels", [sum(_read([weight_of_labels(t, **told) for t in b.targets])) for b in batches]
         n_sums, raw = self._counts(batches) if self.is_counted else (0, [])
         if n_sums:
-            return [None] * len(batches)
+            return "sums", [1.0] * len(batches)
         if not raw:
-            return [float(sum(b.rows)) for b in batches]
+            return "rows", [float(sum(b.rows)) for b in batches]
         left = iter(_read(raw[0]))
-        return [sum(itertools.islice(left, b.n_microbatches)) for b in batches]
+        return "labels", [sum(itertools.islice(left, b.n_microbatches)) for b in batches]
 
     def beside(self, batch: Batch) -> Sequence[float | Tensor] | None:
         """What microbatches weigh in the mean over labels that the model has beside a ``loss_fn``.
@@ -194,7 +197,7 @@ class Weigher:
         if form.graph not in self._known:
             self._known[form.graph], why = find_losses(self._capture, form)
             if why and self.is_counted:
-                self._warn(why)
+                self.warn(why)
         return self._known[form.graph]
 
     def _of_each(self, batch: Batch) -> list[Losses]:
@@ -215,7 +218,7 @@ class Weigher:
         (kind, usual), *others = kinds.items()
         rows = [self._in_form(b, m, found or (), usual) for b, m, found in each] if not others else [None]
         if any(row is None for row in rows):
-            self._warn("it averages otherwise over labels of some microbatches than of others")
+            self.warn("it averages otherwise over labels of some microbatches than of others")
             return 0, []
         return sum(kind), [list(counts) for counts in zip(*filter(None, rows), strict=True)]
 
@@ -231,7 +234,8 @@ class Weigher:
         counts = _read([x.count(batch, m) for x in usual if not x.is_sum])
         return None if any(counts) else list(counts)
 
-    def _warn(self, why: str) -> None:
+    def warn(self, why: str) -> None:
+        """Say once that microbatches or batches weigh by rows, and why."""
         if why not in self._told:
             self._told.add(why)
             _logger.warning(_WARNING, why)

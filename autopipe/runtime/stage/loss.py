@@ -29,13 +29,13 @@ __all__ = ["Loss"]
 
 _logger = logging.getLogger(__name__)
 
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
-HALF_TOLERANCE = 3e-2
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
+_HALF_TOLERANCE = 3e-2
 KEPT_BYTES = 1 << 24
 """Outputs of all microbatches are kept to be asked about together where they take no more than this."""
 _MOST_LABELS = 64
 """How many labels are tried for the one that does not count."""
-MOST_CUTS = 8
+_MOST_CUTS = 8
 """So many ways to cut a batch in rows are asked about when they are met."""
 
 
@@ -77,7 +77,7 @@ class Loss:
         can_ask = self._asks and step.grad and step.batch.n_microbatches > 1
         # each look waits for the device, so there it ends with the warm-up
         is_due_now = is_due(self._n_steps) and (self._n_steps < 2 or self._device.type == "cpu")
-        is_due_now |= self._rows not in self._cuts and len(self._cuts) < MOST_CUTS
+        is_due_now |= self._rows not in self._cuts and len(self._cuts) < _MOST_CUTS
         self._step = step if can_ask and is_due_now else None
         if self._step is not None:
             self._cuts.add(self._rows)
@@ -205,7 +205,7 @@ class Loss:
             # any Python: it may count calls, or want the sizes of one microbatch
             _logger.debug("loss_fn does not take several microbatches together", exc_info=True)
             return
-        tolerance = TOLERANCES.get(losses[0].dtype, HALF_TOLERANCE)
+        tolerance = _TOLERANCES.get(losses[0].dtype, _HALF_TOLERANCE)
         is_close = functools.partial(math.isclose, rel_tol=tolerance, abs_tol=tolerance)
         is_other = not is_close(again, losses[0].item())
         if math.isfinite(found + weighed) and not is_close(found, weighed) and not is_other:
