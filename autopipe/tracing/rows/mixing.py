@@ -33,6 +33,7 @@ from .class_weights import by_class_weights
 from .data_dependent import Change, Watch
 from .inner_numbers import Around
 from .noise import OwnNoise
+from .noise_of_others import mixed_by_noise
 from .order import by_order
 from .pieces import fault_in_pieces
 from .results import Results, Rows, axes, is_close
@@ -74,12 +75,13 @@ def mixing(
     sums: list[bool] = []
     elsewhere, own = False, own or OwnBackwards(code, dim, shapes)
     for training in sorted(forms):
-        form = forms[training]
-        if training and (
-            found[False] or not _may_mix_in_training(model, forms, given, dim, device, start, takes, own)
-        ):
+        form, begin = forms[training], functools.partial(start, training)
+        if training and found[False]:
             break
-        begin, found[training] = functools.partial(start, training), ""
+        found[training] = ""
+        if training and not _may_mix_in_training(model, forms, given, dim, device, start, takes, own):
+            found[training] = _by_noise(code, form, given, dim, shapes, device, begin, takes)
+            break
         results = functools.partial(_results, model, form, dim, shapes, device, begin)
         told = (model, form, given, dim, device, begin)
         with warnings.catch_warnings():
@@ -116,8 +118,31 @@ def mixing(
                 run = functools.partial(rows_of, *told)
                 asked = Asked(code, *told[1:], shapes, results, run, seen, is_sure, takes)
                 found[training], elsewhere = first_found(asked)
+            if not found[training]:
+                found[training] = _by_noise(code, form, given, dim, shapes, device, begin, takes)
     is_sum = bool(sums) and all(sums) and not found[False]
     return Mixing(found[False], found.get(True, ""), sums=is_sum, is_asked=bool(sums), elsewhere=elsewhere)
+
+
+def _by_noise(
+    code: OwnCode,
+    form: Recording,
+    given: Mapping[str, Tensor],
+    dim: Dim,
+    shapes: _Shapes,
+    device: torch.device,
+    begin: Callable[[], None],
+    takes: Callable[[int], bool],
+) -> str:
+    """See :func:`mixed_by_noise`; nothing where the form is not right for one row more."""
+    alone = takes(2)
+    n = 2 if alone else max(2, dim.example)
+    if not takes(n + 1):
+        return ""
+    run = rows_of(code.model, form, given, dim, device, begin, alone=alone)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return if_told(mixed_by_noise, code, form, run, n, dim, shapes, device)
 
 
 def _results(

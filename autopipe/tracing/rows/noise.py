@@ -23,7 +23,7 @@ from ..inputs.structure import mapped
 from ..sizes.dims import axis_of
 from ..state.state import generators, seed
 
-__all__ = ["EvenNoise", "OwnNoise", "is_drawn"]
+__all__ = ["EvenNoise", "OwnNoise", "is_drawn", "may_draw"]
 
 _aten = torch.ops.aten
 _FILLS = (
@@ -119,7 +119,7 @@ class EvenNoise(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not _may_draw(func):
+        if not may_draw(func):
             return func(*args, **kwargs)
         if func in _FILLS:
             is_dropout = func is _aten.bernoulli_.float and len(args) > 1
@@ -135,7 +135,7 @@ class EvenNoise(TorchDispatchMode):
 
 
 @functools.cache
-def _may_draw(func: Any) -> bool:
+def may_draw(func: Any) -> bool:
     """Whether an op may draw; its tags are slow to ask for."""
     return func in _FILLS or torch.Tag.nondeterministic_seeded in func.tags
 

@@ -31,7 +31,7 @@ from .tables import uneven
 from .thresholds import beside_places, rows_to_try, thresholds
 from .varied_data import of_other_sign, of_other_weights, signed, told_otherwise, unlike, with_missing
 
-__all__ = ["Asked", "first_found", "if_told", "mixed_in", "of_other_signs"]
+__all__ = ["Asked", "first_found", "first_mixed", "if_told", "mixed_in", "of_other_signs"]
 
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
@@ -272,7 +272,7 @@ def _by_data(results: Callable[..., Results], is_more: bool, dim: Dim, shapes: _
         return ""
     for each in every:
         if fault := each.fault(dim, shapes, COARSE):
-            where = _first(each.form, each.run, dim, shapes, COARSE)
+            where = first_mixed(each.form, each.run, dim, shapes, COARSE)
             return "; ".join(filter(None, (where, fault if each.is_number or not where else "")))
     return once.among(every[-1].of("ab"), "ab" * _MANY, dim, shapes, COARSE) if is_more else ""
 
@@ -331,14 +331,14 @@ def mixed_in(results: Results, dim: Dim, shapes: _Shapes) -> str:
     """
     fault = results.fault(dim, shapes, ALLOWED)
     if fault:
-        where = _first(results.form, results.run, dim, shapes)
+        where = first_mixed(results.form, results.run, dim, shapes)
         return "; ".join(filter(None, (where, fault if results.is_number or not where else "")))
     little = results.fault(dim, shapes, EQUAL) or not results.are_telling
-    where = _first(results.form, results.run, dim, shapes) if little else ""
+    where = first_mixed(results.form, results.run, dim, shapes) if little else ""
     return where or (results.number_within() if results.number_off(SLIGHT) else "")
 
 
-def _first(
+def first_mixed(
     form: Recording,
     run: Callable[..., Any],
     dim: Dim,

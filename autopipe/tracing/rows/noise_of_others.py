@@ -1,0 +1,148 @@
+"""Whether a row is another where other noise is drawn for the rows beside it, in code that stays whole.
+
+Noise may be normalised over the batch, as by dropblock. Which ops draw is told by ``noise``; what data mixes
+is left to ``mixing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import accelerator
+from ...graph import Dim
+from ...torch_private import TorchDispatchMode
+from ..calls.call import Recording
+from ..calls.functions import tensors
+from ..code.own_code import OwnCode
+from ..state.reach import saved
+from ..state.state import generators
+from .noise import OwnNoise, may_draw
+from .results import ALLOWED, EQUAL, Results, Rows
+from .row_questions import first_mixed
+
+__all__ = ["mixed_by_noise"]
+
+_Sizes = Sequence[Sequence[torch.Size]]
+"""By draw and tensor, its shape."""
+_Axes = Sequence[Sequence[int | None]]
+"""By draw and tensor, the axis that rows of the batch lie along; None of noise that all rows share."""
+_APART = {"ab": (False, False), "aa": (False, True), "bb": (True, False), "ba": (True, True)}
+"""Whether row a, and all other rows, have other noise: "aa" is what a is told by, and "bb" what b is."""
+
+
+def mixed_by_noise(
+    code: OwnCode, form: Recording, run: Rows, n: int, dim: Dim, shapes: Any, device: torch.device
+) -> str:
+    """In words, the first call in which noise for one row makes another row other, or nothing.
+
+    ``run`` runs the form on rows a and b, ``n`` with those behind them, and on one more. Of what is drawn for
+    more values where there are more rows, each row's part is drawn anew in turn. Each row is to stay as it is
+    where only others' is, and numbers are to be sums of what rows make.
+    """
+    if not any(c.is_random and code.is_own(c) for c in form.calls):
+        return ""
+    few, more = _Drawn(device), _Drawn(device)
+    for drawn, rows in ((few, "ab"), (more, "abb")):
+        with drawn:
+            run(rows)
+    along = _rows_in(few.sizes, more.sizes, n)
+    if not any(axis is not None for each in along for axis in each):
+        return ""
+    words = ""
+    for is_inner in (False, True):  # what is [rows, places] in one axis, and what is [places, rows]
+
+        def apart(rows: str, look: Any = None, is_inner: bool = is_inner) -> Any:
+            with _Drawn(device, along, n, _APART[rows], is_inner=is_inner):
+                return run(rows="ab", look=look)
+
+        found = Results(form, apart, False, False, (), OwnNoise(dim, shapes, device))
+        # a number that is no sum by little is made of rows that differ by more
+        where = first_mixed(form, apart, dim, shapes) if found.fault(dim, shapes, EQUAL) else ""
+        if not (where := where or found.fault(dim, shapes, ALLOWED)):
+            return ""
+        words = words or f"{where}, where other rows are given other noise"
+    return words
+
+
+def _rows_in(few: _Sizes, more: _Sizes, n: int) -> _Axes:
+    """Where rows lie in what is drawn: along the only axis that grows as they do, from ``n`` to one more."""
+    found = []
+    for here, there in zip(few, more, strict=True):
+        pairs = zip(here, there, strict=True)
+        found.append([_axis(a, b, n) for a, b in pairs])
+    return found
+
+
+def _axis(few: Sequence[int], more: Sequence[int], n: int) -> int | None:
+    grown = [a for a, (p, q) in enumerate(zip(few, more, strict=True)) if p and p * (n + 1) == q * n]
+    return grown[0] if len(grown) == 1 else None
+
+
+class _Drawn(TorchDispatchMode):
+    """Within it each op that draws does so twice; of what it then gives, each row has the one or the other.
+
+    Attributes
+    ----------
+    sizes: the shapes of what each op gave.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        along: _Axes = (),
+        n: int = 1,
+        others: tuple[bool, bool] = (False, False),
+        *,
+        is_inner: bool = False,
+    ) -> None:
+        super().__init__()
+        own = accelerator.default_generator(device)
+        self._device, self._generators = device, {torch.default_generator, own or torch.default_generator}
+        self._along, self._n, self._others, self._is_inner = along, n, others, is_inner
+        self.sizes: list[list[torch.Size]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not may_draw(func):
+            return func(*args, **kwargs)
+        before = [
+            a.clone() if isinstance(a, Tensor) else a for a in args
+        ]  # some draw into what they are given
+        drawn = generators(self._device)
+        made = func(*args, **kwargs)
+        if generators(self._device) == drawn:
+            return made
+        self.sizes.append([t.shape for t in tensors(made)])
+        other = self._again(func, before, kwargs)
+        for base, there, axis in zip(tensors(made), tensors(other), self._axes(), strict=True):
+            self._mix(base, there, axis)
+        return made
+
+    def _again(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an op draws elsewhere in the stream, which goes on as if it had not."""
+        put_back = [saved(g) for g in self._generators]
+        for generator in self._generators:
+            generator.manual_seed(len(self.sizes))
+        other = func(*args, **kwargs)
+        for put in put_back:
+            put()
+        return other
+
+    def _axes(self) -> Sequence[int | None]:
+        """Where rows lie in what was drawn last."""
+        return self._along[len(self.sizes) - 1] if self._along else [None] * len(self.sizes[-1])
+
+    def _mix(self, base: Tensor, other: Tensor, axis: int | None) -> None:
+        """Write into a tensor what another has for row a, the first, or for all rows behind it."""
+        if axis is None:
+            return
+        places = base.shape[axis] // self._n
+        shape = (places, self._n) if self._is_inner else (self._n, places)
+        into, of = (t.unflatten(axis, shape).movedim(axis + self._is_inner, 0) for t in (base, other))
+        for some, is_other in zip((slice(1), slice(1, None)), self._others, strict=True):
+            if is_other:
+                into[some] = of[some]

@@ -1,0 +1,105 @@
+"""Noise drawn in code kept whole: rows meet where what one is given changes another."""
+
+import pytest
+import torch
+from rows_models import captured_mixing
+from torch import nn
+from torch.nn import functional as F
+
+import autopipe
+from autopipe.errors import InputError
+
+
+class Noisy(nn.Module):
+    """A layer that stays whole, since it reads what it is given."""
+
+    def __init__(self, does, always):
+        super().__init__()
+        self.does, self.always = does, always
+
+    def forward(self, x):
+        return self.does(x) if (self.always or self.training) and not x.isnan().any() else x
+
+
+class Amid(nn.Module):
+    """Has such a layer amid it, and a loss where labels are given."""
+
+    def __init__(self, does, always):
+        super().__init__()
+        self.a, self.noisy, self.b = nn.Linear(6, 6), Noisy(does, always), nn.Linear(6, 4)
+
+    def forward(self, x, labels=None):
+        y = self.b(self.noisy(self.a(x)).relu())
+        return y if labels is None else F.cross_entropy(y, labels)
+
+
+def dropblock(x):
+    mask = torch.empty_like(x).bernoulli_(0.7)
+    return x * mask * mask.numel() / mask.sum()
+
+
+def centred(x):
+    noise = torch.randn_like(x)
+    return x + noise - noise.mean(0)
+
+
+def of_one_norm(x):
+    noise = torch.rand_like(x)
+    return x + noise / noise.norm()
+
+
+def of_each_row(x):
+    return x + torch.randn_like(x) * x.detach().std(1, keepdim=True)
+
+
+def of_whole_rows(x):
+    return x * torch.empty(len(x), 1).bernoulli_(0.7) / 0.7
+
+
+def of_all_rows_alike(x):
+    return x * torch.empty(1, x.shape[1]).bernoulli_(0.7) / 0.7
+
+
+def of_columns(x):
+    return x * torch.rand(x.shape[1] * x.shape[0]).view(x.shape[1], x.shape[0]).t()
+
+
+def of_an_order(x):
+    return x[:, torch.randperm(x.shape[1])]
+
+
+def of_chosen_places(x):
+    return x + x.softmax(1).multinomial(1)
+
+
+MIXED = dropblock, centred, of_one_norm
+ALONE = of_each_row, of_whole_rows, of_all_rows_alike, of_columns, of_an_order, of_chosen_places, F.dropout
+
+
+def _batch(is_labelled):
+    return (torch.randn(8, 6), torch.arange(8) % 4) if is_labelled else (torch.randn(8, 6),)
+
+
+@pytest.mark.parametrize("is_labelled", [True, False])
+@pytest.mark.parametrize("always", [True, False])
+@pytest.mark.parametrize("does", MIXED, ids=lambda f: f.__name__)
+def test_noise_of_other_rows_that_changes_a_row_is_found(does, always, is_labelled):
+    found = captured_mixing(Amid(does, always), *_batch(is_labelled))
+    said = found.always if always else found.training
+    assert "test_runtime_rows_noise.py" in said
+    assert said.endswith("other rows are given other noise")
+    assert always or not found.always
+
+
+@pytest.mark.parametrize("is_labelled", [True, False])
+@pytest.mark.parametrize("does", ALONE, ids=lambda f: f.__name__)
+def test_noise_of_each_row_and_of_all_alike_is_no_mixing(does, is_labelled):
+    found = captured_mixing(Amid(does, True), *_batch(is_labelled))
+    assert (found.always, found.training) == ("", "")
+
+
+def test_a_step_in_microbatches_with_noise_over_the_batch_is_refused():
+    pipe = autopipe.split(Amid(dropblock, True), 2, _batch(True), costs="estimated", n_microbatches=2)
+    with pytest.raises(InputError, match="other rows are given other noise"):
+        pipe.runtime().step(*_batch(True))
+    pipe.runtime().step(*_batch(True), n_microbatches=1)
