@@ -209,9 +209,8 @@ def _at_both_paces(problem: Problem, known: Answer, deadline: float) -> Answer:
 def first_answers(problem: Problem, known: Answer, deadline: float) -> Iterator[Answer]:
     """Ever better chains than what is known, over intervals of several orders, as merged under each."""
     best = dataclasses.replace(known, lower_ns=max(known.lower_ns, lower_bound(problem)))
-    under, previous = Contraction(problem, tuple(range(len(problem.items)))), HUGE + 1
-    while best.bottleneck_ns < previous:
-        previous = best.bottleneck_ns
+    under, before = Contraction(problem, tuple(range(len(problem.items)))), None
+    while before is None or under.part_of != before.part_of:
         for order in orders(under.problem):
             found = _first_chain(under.problem, order, best, deadline)
             if found is not None:
@@ -233,6 +232,7 @@ def first_answers(problem: Problem, known: Answer, deadline: float) -> Iterator[
                     best = Answer(moved, value, best.lower_ns)
                 if moved is not None or clock_s() > deadline:
                     break
+        before = under
         if best.stage_of is not None:
             under = at_bound(problem, best.bottleneck_ns - 1)
             lower = max(best.lower_ns, min(lower_bound(under.problem), best.bottleneck_ns))

@@ -125,13 +125,15 @@ class _Search:
             self._close()
 
     def probe(self, most_pairs: int) -> bool:
-        """What is just under the best known, where that is little to look through: most often nothing.
+        """What is just under the best known, or all where that is near, if it is little to look through.
 
         Whether it was little: all under the best known then is hardly more, and looked through at once.
         """
         bound = self.best.bottleneck_ns - self.best.bottleneck_ns // _NEAR
-        if self.best.stage_of is None or bound <= self.lower:
+        if self.best.stage_of is None or self.answer.proved:
             return False
+        if bound <= self.lower:
+            bound = self.best.bottleneck_ns - 1
         chains = Chains(self.problem, bound, self.deadline, most=_PROBED, most_pairs=most_pairs)
         try:
             self.learn(chains, chains.best())

@@ -30,15 +30,25 @@ class Reach:
     def __init__(self, problem: Problem, tick: Callable[[], None]) -> None:
         self.problem, self.tick, n = problem, tick, len(problem.items)
         self.works = np.array([i.work_ns for i in problem.items], dtype=np.int64)
-        self.needed = np.array([self._work(mask) for mask in problem.above], dtype=np.int64)
-        self.barred = np.array([self._work(mask) for mask in problem.below], dtype=np.int64)
+        self.needed = self._works(range(n), problem.before, problem.above)
+        self.barred = self._works(range(n - 1, -1, -1), problem.after, problem.below)
         self.below: Bits | None = None
         if n <= _MANY_ITEMS:
             self.below = np.array([_bits(mask, n) for mask in problem.below]).reshape(n, n)
 
-    def _work(self, mask: int) -> int:
-        self.tick()
-        return int(self.works[_bits(mask, len(self.works))].sum())
+    def _works(self, order: Sequence[int], beside: Sequence[Sequence[int]], sets: Sequence[int]) -> Array:
+        """The work of each item's set: that of the set beside it with most, and of what it has besides.
+
+        ``order`` has those beside an item first. Along a chain a set has one item besides.
+        """
+        out, works = [0] * len(self.works), self.works.tolist()
+        for v in order:
+            self.tick()
+            near = max(beside[v], key=out.__getitem__, default=None)
+            rest = sets[v] if near is None else sets[v] & ~sets[near]
+            own = works[v] if rest == 1 << v else int(self.works[_bits(rest, len(works))].sum())
+            out[v] = own if near is None else out[near] + own
+        return np.array(out, dtype=np.int64)
 
     def stages(self, bound: int, windows: Sequence[tuple[int, int]]) -> tuple[Array, Array] | None:
         """The first and the last stage of each item; None where an item has none.

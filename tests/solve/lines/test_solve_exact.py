@@ -14,6 +14,7 @@ from autopipe.solve.definition.problem import HUGE
 from autopipe.solve.lines import exact
 from autopipe.solve.lines.intervals import best_chain
 from autopipe.solve.lines.pairs import Loads
+from autopipe.solve.lines.reach import Reach
 from autopipe.solve.lines.windows import Window
 
 
@@ -132,3 +133,31 @@ def test_ctrl_c_in_the_proof_returns_the_best(monkeypatch):
     answer = chain(towers(3, 4, 3))
     assert answer.stage_of is not None
     assert not answer.proved
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_work_that_items_need_and_bar_is_that_of_all_above_and_below(seed):
+    problem = random_problem(seed) if seed % 2 else towers(seed + 2, 3, 2)
+    reach = Reach(problem, lambda: None)
+    for sets, works in ((problem.above, reach.needed), (problem.below, reach.barred)):
+        held = [[i.work_ns for w, i in enumerate(problem.items) if bits >> w & 1] for bits in sets]
+        assert works.tolist() == [sum(row) for row in held]
+
+
+def test_a_first_answer_near_the_bound_is_proved_by_one_look_at_all_under_it(monkeypatch):
+    draw, looked = random.Random(0), []
+    items = tuple(Item((f"o{v}",), draw.randint(10_000, 20_000)) for v in range(2000))
+    nets = tuple(Net(v, (v + 1,), 10, 10, f"o{v}") for v in range(1999))
+    edges = tuple((v, v + 1) for v in range(1999))
+    problem = Problem(items, edges, nets, (), tuple(Stage(s) for s in range(8)), overlap=True)
+
+    def best(self):
+        looked.append(self.bound)
+        return real(self)
+
+    real = exact.Chains.best
+    monkeypatch.setattr(exact.Chains, "best", best)
+    answer = chain(problem)
+    assert answer.proved
+    assert problem.total_ns / 8 < answer.bottleneck_ns
+    assert looked == [answer.bottleneck_ns - 1]
