@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 
 import pytest
@@ -196,3 +197,57 @@ def test_a_check_asked_for_by_a_function_of_the_model_is_kept():
             parameter.zero_()
     with pytest.raises(InputError, match="a check of the data"):
         captured(x)
+
+
+class Logs:
+    """Has the methods of a logger, which do something else."""
+
+    def log(self, text):
+        return float(len(text))
+
+    info = warning = log
+
+
+_logger = logging.getLogger(__name__)
+_logs = Logs()
+TOLD = {
+    "printed": lambda n, x: print("rows", n),
+    "logged": lambda n, x: _logger.info(f"{n} rows"),
+    "logged_later": lambda n, x: _logger.info("%s rows", n),
+    "logged_by_name": lambda n, x: logging.getLogger("autopipe.tests").debug(f"{str(n)} rows"),
+    "warned": lambda n, x: warnings.warn(f"{n} rows", stacklevel=1),
+}
+TAKEN = {
+    "beside_a_log": lambda n, x: x * float(len(str(n))) + x.new_tensor(1.0).log(),
+    "beside_a_warning": lambda n, x: (_logger.info("rows"), x * len(f"{n}"))[1],
+    "by_a_log_of_its_own": lambda n, x: x * _logs.log(str(n)),
+    "by_an_attribute_named_info": lambda n, x: x * _logs.info(f"{n}"),
+}
+
+
+class Wording(Layers):
+    def __init__(self, does):
+        super().__init__()
+        self.does = does
+
+    def forward(self, x):
+        x = self.run(x)
+        found = self.does(x.shape[0], x)
+        return x if found is None else found
+
+
+@pytest.mark.filterwarnings("ignore:. rows")
+@pytest.mark.parametrize("does", TOLD.values(), ids=TOLD)
+def test_the_number_of_rows_in_words_that_tell_people_is_free(does):
+    captured = capture(Wording(does), (torch.randn(4, 4),))
+    assert captured(torch.randn(12, 4)).shape == (12, 4)
+
+
+@pytest.mark.parametrize("does", TAKEN.values(), ids=TAKEN)
+def test_the_number_of_rows_in_a_text_that_the_model_takes_is_seen(does):
+    model, x = Wording(does), torch.randn(12, 4)
+    captured = capture(model, (torch.randn(4, 4),))
+    try:
+        assert torch.equal(captured(x), model(x))
+    except InputError as error:
+        assert "captur" in str(error)

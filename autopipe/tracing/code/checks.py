@@ -9,14 +9,16 @@ import ast
 import functools
 import linecache
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeGuard
 
 from ...errors import InputError
 from ..inputs.structure import flatten
+from .callees import nodes
+from .messages import CHECKERS, called, error_lines
 
 __all__ = [
-    "expect", "expect_nothing", "hands_on", "is_check", "is_in_writer", "is_message", "is_tried", "nothings",
+    "expect", "expect_nothing", "hands_on", "is_check", "is_in_writer", "is_tried", "nothings",
 ]  # fmt: skip
 
 
@@ -63,15 +65,10 @@ def is_tried(source: str) -> bool:
     return _lies_in(source, _tried_lines)
 
 
-def is_message(source: str) -> bool:
-    """Whether the line ``file:line`` only words what people are told: an error, a warning, a log."""
-    return _lies_in(source, _spoken_lines)
-
-
 def is_in_writer(source: str) -> bool:
     """Whether the line ``file:line`` lies in a function that writes values into a text in C: ``"%d" % n``.
 
-    Not one that only words what people are told.
+    Not one that only words errors.
     """
     return _lies_in(source, _writers_lines)
 
@@ -81,57 +78,39 @@ def _lies_in(source: str, lines_of: Callable[[str], frozenset[int]]) -> bool:
     return line.isdecimal() and int(line) in lines_of(filename)
 
 
-_SPEAKERS = (
-    "print", "warn", "warning", "warning_once", "warning_advice", "log", "debug", "info", "error", "critical",
-    "exception",
-)  # fmt: skip
-_CHECKERS = ("_check", "_check_value", "_check_index", "_check_tensor_all", "torch_compilable_check")
 _WRITING = re.compile(r"""["']\s*%|dumps?\(""")
 
 
 @functools.cache
 def _checked_lines(filename: str) -> frozenset[int]:
-    return _lines(filter(None, map(_condition, _nodes(filename))))
+    return _lines(filter(None, map(_condition, nodes(filename))))
 
 
 @functools.cache
 def _returning_lines(filename: str) -> frozenset[int]:
-    return _lines(n for n in _nodes(filename) if isinstance(n, ast.Return))
-
-
-@functools.cache
-def _spoken_lines(filename: str) -> frozenset[int]:
-    return _lines(node for found in map(_spoken, _nodes(filename)) for node in found)
+    return _lines(n for n in nodes(filename) if isinstance(n, ast.Return))
 
 
 @functools.cache
 def _tried_lines(filename: str) -> frozenset[int]:
-    return _lines(s for n in _nodes(filename) if isinstance(n, ast.Try) and n.handlers for s in n.body)
+    return _lines(s for n in nodes(filename) if isinstance(n, ast.Try) and n.handlers for s in n.body)
 
 
 @functools.cache
 def _writers_lines(filename: str) -> frozenset[int]:
     if not any(map(_WRITING.search, linecache.getlines(filename))):
         return frozenset()
-    spoken = _spoken_lines(filename)
-    writing = {n.lineno for n in _nodes(filename) if _writes(n)} - spoken
-    functions = (n for n in _nodes(filename) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    writing = {n.lineno for n in nodes(filename) if _writes(n)} - error_lines(filename)
+    functions = (n for n in nodes(filename) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
     return _lines(f for f in functions if not writing.isdisjoint(_lines([f])))
 
 
 def _writes(node: ast.AST) -> TypeGuard[ast.expr]:
     if isinstance(node, ast.Call):
-        return _called(node) in ("dump", "dumps")
+        return called(node) in ("dump", "dumps")
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mod):
         return False
     return isinstance(node.left, ast.Constant) and isinstance(node.left.value, (str, bytes))
-
-
-def _nodes(filename: str) -> Iterable[ast.AST]:
-    try:
-        return ast.walk(ast.parse("".join(linecache.getlines(filename))))
-    except SyntaxError:
-        return ()
 
 
 def _lines(nodes: Iterable[ast.expr | ast.stmt]) -> frozenset[int]:
@@ -144,19 +123,5 @@ def _condition(node: ast.AST) -> ast.expr | None:
     if isinstance(node, ast.If):
         return node.test if len(node.body) == 1 and isinstance(node.body[0], ast.Raise) else None
     if isinstance(node, ast.Call) and node.args:
-        return node.args[0] if _called(node) in _CHECKERS else None
+        return node.args[0] if called(node) in CHECKERS else None
     return None
-
-
-def _spoken(node: ast.AST) -> Sequence[ast.expr | ast.stmt]:
-    if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
-        return node.body  # the words may be put together before they are raised
-    if isinstance(node, (ast.Assert, ast.Raise)):
-        return [node]
-    if isinstance(node, ast.Call):
-        return [node] if _called(node) in (*_CHECKERS, *_SPEAKERS) else []
-    return []
-
-
-def _called(node: ast.Call) -> str:
-    return str(getattr(node.func, "attr", getattr(node.func, "id", "")))

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..calls.call import Depends
-from . import checks, opaque, statements
+from . import checks, messages, opaque, statements
 from .leaves import lies_in_leaf
 from .restart import CloseModule, Function, KeepFunction, Method, Statement
 
@@ -94,18 +94,22 @@ class Position:
         return not file.startswith(_SKIPPED[1]) or file.startswith(_LAYERS)
 
     def lines(self) -> Iterator[str]:
-        """``file:line`` of frames that are not ours, innermost first, up to a module's ``forward``."""
+        """``file:line`` of those frames."""
+        return (f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in self._frames())
+
+    def _frames(self) -> Iterator[types.FrameType]:
+        """The frames that are not ours, innermost first, up to a module's ``forward``."""
         frame: types.FrameType | None = sys._getframe(1)
         name = ""
         while frame is not None and name not in ("forward", "_call_impl"):
             if not frame.f_code.co_filename.startswith(_SKIPPED[0]):
                 name = frame.f_code.co_name
-                yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                yield frame
             frame = frame.f_back
 
     def is_said(self) -> bool:
         """Whether the text that is being made only tells people: of an error, a warning, a log."""
-        return any(map(checks.is_message, self.lines()))
+        return any(map(messages.is_said, self._frames()))
 
     def is_check(self, source: str) -> bool:
         """Whether a truth is asked for only to raise where it does not hold, by the model or by torch."""

@@ -1,0 +1,109 @@
+"""Whether code only words what people are told: an error, a warning, a log.
+
+What tells people is known by what it is, not by its name: ``log`` may be anything. Checks of data are left to
+``checks``, reading frames to ``position``.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import inspect
+import itertools
+import logging
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .callees import nodes
+
+__all__ = ["CHECKERS", "called", "error_lines", "is_said"]
+
+CHECKERS = ("_check", "_check_value", "_check_index", "_check_tensor_all", "torch_compilable_check")
+"""Names of what raises where its first argument does not hold, with the words it is given."""
+_TELLERS = frozenset({"_warnings", "absl", "logging", "loguru", "structlog", "tqdm", "warnings"})
+"""Packages whose functions, and the methods of whose objects, do nothing but tell people."""
+_OF_CHECKERS = frozenset({"torch", "transformers"})
+_Span = tuple[int, int, int, int]
+"""First line and column of something written, and its last."""
+
+
+def is_said(frame: types.FrameType) -> bool:
+    """Whether what a frame is in the middle of is part of the words that people are told, or tells them."""
+    at = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    if any(n is None for n in at):
+        return False
+    line, end_line, column, end_column = at
+    here: Any = line, column, end_line, end_column
+    for words, call in _spoken(frame.f_code.co_filename):
+        is_within = any(_lies_in(here, span) for span in words) or (call is not None and here == _span(call))
+        if is_within and (call is None or _tells(call, frame)):
+            return True
+    return False
+
+
+@functools.cache
+def error_lines(file: str) -> frozenset[int]:
+    """The lines of a file on which the words of an error stand."""
+    spans = (span for words, call in _spoken(file) if call is None for span in words)
+    return frozenset(line for first, _, last, _ in spans for line in range(first, last + 1))
+
+
+def called(node: ast.Call) -> str:
+    """The name of what is called, without what has it."""
+    return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
+
+
+@functools.cache
+def _spoken(file: str) -> tuple[tuple[tuple[_Span, ...], ast.Call | None], ...]:
+    """Where words may stand: those of an error, and those that some call is given."""
+    return tuple((tuple(map(_span, words)), call) for words, call in _all_spoken(file) if words)
+
+
+def _all_spoken(file: str) -> Iterator[tuple[Sequence[ast.expr | ast.stmt], ast.Call | None]]:
+    for node in nodes(file):
+        if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
+            yield node.body, None  # the words may be put together before they are raised
+        elif isinstance(node, (ast.Assert, ast.Raise)):
+            yield [node], None
+        elif isinstance(node, ast.Call):
+            yield [*node.args, *(k.value for k in node.keywords)], node
+
+
+def _span(node: ast.expr | ast.stmt) -> _Span:
+    end = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
+    return node.lineno, node.col_offset, *end
+
+
+def _lies_in(here: _Span, there: _Span) -> bool:
+    return there[:2] <= here[:2] and here[2:] <= there[2:]
+
+
+def _tells(call: ast.Call, frame: types.FrameType) -> bool:
+    """Whether what is called does nothing but tell people, or raise with what it tells."""
+    function = _value(call.func, frame)
+    holder = getattr(function, "__self__", None)
+    if isinstance(call.func, ast.Attribute):
+        holder = _value(call.func.value, frame)
+        if isinstance(call.func.value, ast.Call):
+            is_logger = _value(call.func.value.func, frame) is logging.getLogger
+            holder = logging.root if is_logger else None
+    if isinstance(holder, (logging.Logger, logging.LoggerAdapter)) or _package(type(holder)) in _TELLERS:
+        return True
+    is_checker = called(call) in CHECKERS and _package(function) in _OF_CHECKERS
+    return function is print or is_checker or _package(function) in _TELLERS
+
+
+def _package(value: Any) -> str:
+    return str(getattr(value, "__module__", None)).partition(".")[0]
+
+
+def _value(node: ast.expr, frame: types.FrameType) -> Any:
+    """What names and attributes of them stand for, without running code of theirs."""
+    if isinstance(node, ast.Name):
+        scopes = frame.f_locals, frame.f_globals, vars(builtins)
+        return next((scope[node.id] for scope in scopes if node.id in scope), None)
+    if isinstance(node, ast.Attribute) and (holder := _value(node.value, frame)) is not None:
+        return inspect.getattr_static(holder, node.attr, None)
+    return None
