@@ -11,7 +11,7 @@ import functools
 import pathlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from torch import nn
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 __all__ = ["Engine"]
 
 REMEMBERED_STEPS = 32
+T = TypeVar("T")
 
 
 class Engine:
@@ -433,6 +434,16 @@ class Engine:
             )
             self._lines[key] = self.executor.compile(program)
         return self._lines[key]
+
+    def called(self, name: str, look: Callable[[], T], show: Callable[[T], str] = lambda found: "") -> T:
+        """What ``look`` makes of the arguments of the call ``name``, which every rank makes between steps.
+
+        Where it raises on every rank each raises its own, and where it does on some the others raise
+        :class:`InputError` with their cause, as all do where it does not ``show`` the same on every rank.
+        :class:`StepError` where some are at another call. Nobody waits on for who never comes.
+        """
+        with self.turn:
+            return look() if self.accord is None else self.accord.call(name, look, show)
 
     @contextlib.contextmanager
     def together(self, words: str, *, waits: bool) -> Iterator[None]:

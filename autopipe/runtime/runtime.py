@@ -315,18 +315,24 @@ class Runtime(Upkeep):
         clipping. Raises :class:`InputError` after a step within :meth:`no_sync`, whose gradients ranks have
         yet to sum.
         """
-        max_norm = number("max_norm", max_norm)
-        norm_type = number("norm_type", norm_type, above=True)
-        flag("error_if_nonfinite", error_if_nonfinite)
-        self._runner.check_summed("clipping gradients")
+
+        def look() -> tuple[float, float, bool]:
+            self._runner.check_summed("clipping gradients")
+            return (
+                number("max_norm", max_norm),
+                number("norm_type", norm_type, above=True),
+                flag("error_if_nonfinite", error_if_nonfinite),
+            )
+
         engine, parameters = self._engine, [p for _, p in self.named_parameters()]
+        most, order, raises = engine.called("clip_grad_norm_", look, _shown)
         with self._engine.together("clipping gradients", waits=True):
             norm = clip_grad_norm(
                 parameters,
                 [p for p in parameters if id(p) not in engine.counted_elsewhere],
-                max_norm,
-                norm_type=norm_type,
-                error_if_nonfinite=error_if_nonfinite,
+                most,
+                norm_type=order,
+                error_if_nonfinite=raises,
                 group=engine.peers.group if engine.peers else None,
                 device=engine.device,
             )
@@ -347,3 +353,8 @@ class Runtime(Upkeep):
         called("wrapper", wrapper, "a function of a stage")
         with self._engine.turn:
             self._engine.wrap(wrapper)
+
+
+def _shown(clipped: tuple[float, float, bool]) -> str:
+    max_norm, norm_type, _ = clipped
+    return f"max_norm={max_norm:g} and norm_type={norm_type:g}"

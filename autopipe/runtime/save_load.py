@@ -55,23 +55,33 @@ class Checkpoints:
 
     # -- saving -------------------------------------------------------------------------------------
 
-    def save(
-        self,
-        path: pathlib.Path,
-        objects: Mapping[str, Any],
-        *,
-        max_bytes: int,
-        keep_last: int | None,
-        background: bool,
-    ) -> Saving:
-        """See :meth:`Runtime.save`."""
-        agreement, rank = self._agreement, self._engine.rank
+    def target(
+        self, path: pathlib.Path, objects: Mapping[str, Any], keep_last: int | None
+    ) -> tuple[pathlib.Path, bool]:
+        """Where a save of these objects goes, and whether that is one file.
+
+        Raises :class:`InputError` for a place that cannot hold them, and for what is no number of saves.
+        """
         if keep_last is not None:
             if type(keep_last) is not int or keep_last < 1:
                 raise InputError(f"keep_last is {keep_last!r}; it is how many saves to keep, at least 1")
             path = step_path(path, self._engine.n_steps)
         is_single = path.suffix in SINGLES and keep_last is None
         _check_place(path, objects, is_single)
+        return path, is_single
+
+    def save(
+        self,
+        path: pathlib.Path,
+        objects: Mapping[str, Any],
+        *,
+        is_single: bool,
+        max_bytes: int,
+        keep_last: int | None,
+        background: bool,
+    ) -> Saving:
+        """See :meth:`Runtime.save`; to its :meth:`target`."""
+        agreement, rank = self._agreement, self._engine.rank
         last, self._last = self._last, None
         if last is not None:
             last.settle()

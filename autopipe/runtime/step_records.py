@@ -129,6 +129,7 @@ class Publisher:
 
 def report(engine: Engine) -> Report:
     """What the plan predicted beside what all ranks measured; every rank calls it."""
+    engine.called("report", lambda: None)
     with engine.together("gathering a report", waits=False):
         offset_s = engine.peers.clock_offset_s() if engine.peers else 0.0
     mine = record(engine, offset_s)

@@ -71,13 +71,21 @@ class Upkeep:
         Raises :class:`StoreError` on every rank where one could not write (training may go on),
         :class:`InputError` for a place or an object that cannot be saved.
         """
+        objects = {"optimizer": optimizer, **states}
+
+        def look() -> tuple[pathlib.Path, bool, int, bool]:
+            found, is_single = self._checkpoints.target(place("path", path), objects, keep_last)
+            return found, is_single, parse_bytes(max_shard_bytes), flag("background", background)
+
         with self._engine.turn:
+            found, is_single, max_bytes, is_aside = self._engine.called("save", look)
             return self._checkpoints.save(
-                place("path", path),
-                {"optimizer": optimizer, **states},
-                max_bytes=parse_bytes(max_shard_bytes),
+                found,
+                objects,
+                is_single=is_single,
+                max_bytes=max_bytes,
                 keep_last=keep_last,
-                background=flag("background", background),
+                background=is_aside,
             )
 
     def load(
@@ -105,9 +113,10 @@ class Upkeep:
         Raises :class:`StoreError` saying what is damaged, missing or differs.
         """
         with self._engine.turn:
-            self._checkpoints.load(
-                place("path", path), {"optimizer": optimizer, **states}, strict=flag("strict", strict)
+            found, is_strict = self._engine.called(
+                "load", lambda: (place("path", path), flag("strict", strict))
             )
+            self._checkpoints.load(found, {"optimizer": optimizer, **states}, strict=is_strict)
 
     def resume(
         self, path: str | pathlib.Path, *, optimizer: torch.optim.Optimizer | None = None, **states: Any
@@ -119,7 +128,8 @@ class Upkeep:
         ``path`` is a save itself.
         """
         with self._engine.turn:
-            return self._checkpoints.resume(place("path", path), {"optimizer": optimizer, **states})
+            found = self._engine.called("resume", lambda: place("path", path))
+            return self._checkpoints.resume(found, {"optimizer": optimizer, **states})
 
     @property
     def plan(self) -> Plan:
@@ -151,7 +161,11 @@ class Upkeep:
         beside ``state``, and where there is nothing to plan from.
         """
         given = {key: optimizer for key, optimizer in optimizers.items() if optimizer is not None}
-        self._cutter.check(plan, given, least_gain=least_gain, speeds=speeds, time_limit_s=time_limit_s)
+
+        def look() -> None:
+            self._cutter.check(plan, given, least_gain=least_gain, speeds=speeds, time_limit_s=time_limit_s)
+
+        self._engine.called("rebalance", look)
         by = self.report() if plan is None else plan
         with self._engine.together("cutting anew", waits=False):
             return self._cutter.cut(
@@ -168,6 +182,7 @@ class Upkeep:
         Every rank calls it. Released weights, and those of a model made on the meta device, come to the CPU.
         Stages that were sharded (``fully_shard``) lose their shards to the model and train no more.
         """
+        self._engine.called("gather_weights", lambda: None)
         with self._engine.together("gathering weights", waits=False):
             self._engine.gather_weights()
 
@@ -189,8 +204,8 @@ class Upkeep:
 
         Raises :class:`InputError` on every rank where one cannot write there.
         """
-        step_records.publish(
-            self._engine,
-            place("folder", folder),
-            number("every_s", every_s, above=True, most=1e6, unit="seconds"),
-        )
+
+        def look() -> tuple[pathlib.Path, float]:
+            return place("folder", folder), number("every_s", every_s, above=True, most=1e6, unit="seconds")
+
+        step_records.publish(self._engine, *self._engine.called("publish", look))

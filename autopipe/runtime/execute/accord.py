@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from torch import Tensor
 
+from ...errors import AutopipeError, InputError
 from ...torch_private import UnseenByFunctions
 from ..data.microbatch import AT_A_GLANCE, LOOKED_AT, Batch
 from ..options import is_due
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from ...tracing import Capture
 
 __all__ = ["Accord", "Traits"]
+
+T = TypeVar("T")
 
 FROZEN = "frozen parameters"
 ALIKE = (
@@ -98,6 +101,22 @@ class Accord:
         waited_s, told = self._peers.agree(position.step, said.words, marks, checksum, traits)
         self._channel.signatures = said.signatures
         return waited_s, looks, self._peers.union(traits | told, n_known=2) if step.grad else 0
+
+    def call(self, name: str, look: Callable[[], T], show: Callable[[T], str]) -> T:
+        """What ``look`` makes of the arguments of a call that all ranks make: see :meth:`Engine.called`."""
+        found: list[T] = []
+        error: Exception | None = None
+        try:
+            found.append(look())
+        except Exception as refusal:  # arguments are any Python
+            error = refusal
+        is_ours = isinstance(error, (AutopipeError, type(None)))
+        fault = str(error or "") if is_ours else f"{type(error).__name__}: {error}"
+        with self._peers.together(f"the call of {name}", waits=True):
+            why = self._peers.meet(name, "".join(map(show, found)), fault, n_marks=len(ALIKE) + 1)
+        if why:
+            raise error or InputError(why)
+        return found[0]
 
     def refuse(self, error: Exception) -> NoReturn:
         """Raise ``error``, which keeps this rank from beginning a step: see :meth:`Peers.refuse`."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
 
-from ... import accelerator
 from ...arguments import brief
 from ...errors import InputError, StepError
 from ...torch_private import foreach_norm
@@ -24,9 +22,6 @@ from ..options import Autocast
 from ..wire.group import Group
 
 __all__ = ["autocast_context", "clip_grad_norm", "placeholder", "spread_overflow"]
-
-_MARKS = 1 << 16
-"""So many marks of what ranks are to have alike, whose squares add up exactly."""
 
 
 def autocast_context(
@@ -95,9 +90,7 @@ def clip_grad_norm(
     """Scale all gradients so that their norm over every rank is at most ``max_norm``; the norm before.
 
     ``counted`` are those of ``parameters`` whose norm this rank contributes: a tied one counts on one rank
-    only. Each gradient's norm is in fp32 or wider, their sum in fp64. Raises :class:`InputError`, with
-    gradients as they were, where ranks clip in unlike ways; not on an accelerator, where looking would wait
-    for the device.
+    only. Each gradient's norm is in fp32 or wider, their sum in fp64.
     """
     norms = [n.to(device) for n in foreach_norms([p.grad for p in counted if p.grad is not None], norm_type)]
     is_wide = any(p.dtype in (torch.float64, torch.complex128) for p in parameters)
@@ -107,17 +100,7 @@ def clip_grad_norm(
     infinite = norm_type == math.inf
     total = own.max() if infinite else (own**norm_type).sum()
     if group is not None:
-        mark = float(zlib.crc32(f"{max_norm!r} {norm_type!r}".encode()) % _MARKS)
-        shown = [mark, -mark] if infinite else [mark, mark * mark]
-        marks = torch.tensor(shown, dtype=total.dtype, device="cpu")
-        told = torch.cat([total[None], accelerator.upload(marks, device)])
-        group.all_reduce(told, ReduceOp.MAX if infinite else ReduceOp.SUM)
-        total = told[0]
-        if not accelerator.is_async(device) and not _are_alike(told[1:].tolist(), len(group.ranks), infinite):
-            raise InputError(
-                f"this rank clips gradients with max_norm={max_norm:g} and norm_type={norm_type:g}, and "
-                "another with other values; give every rank the same"
-            )
+        group.all_reduce(total, ReduceOp.MAX if infinite else ReduceOp.SUM)
     if not infinite:
         total = total ** (1.0 / norm_type)
     if error_if_nonfinite and not torch.isfinite(total):
@@ -127,12 +110,6 @@ def clip_grad_norm(
         )
     nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
     return total.to(wide)
-
-
-def _are_alike(shown: Sequence[float], n_ranks: int, are_largest: bool) -> bool:
-    """Whether all ranks had one mark, told by the largest and the least, or by their sum and squares."""
-    first, second = shown
-    return first == -second if are_largest else first * first == n_ranks * second
 
 
 def foreach_norms(grads: Sequence[Tensor], order: float) -> list[Tensor]:

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -44,6 +45,12 @@ MOST_AHEAD = 64
 """Steps between two ranks' counts that may still be steps; what is told of another call has any number."""
 REFUSED = -1
 """In the place of a batch's checksum: the rank cannot begin this step."""
+CALLS = "clip_grad_norm_", "save", "load", "resume", "rebalance", "gather_weights", "report", "publish"
+"""What ranks call between steps, and agree on as on a step."""
+FIRST_CALL = -1 << 20
+"""The number of the first of these in the place of a step's; the next ones are below it."""
+ACCEPTS, REFUSES, DIFFERS = 1, 2, 4
+"""Bits: what a rank makes of its arguments of a call, and that they are not those of the rank before."""
 
 
 def pipeline_ranks(mesh: DeviceMesh | None, n_ranks: int) -> tuple[int, ...]:
@@ -226,25 +233,50 @@ class Peers(Talk):
         began_s = time.perf_counter()
         mine = [step, checksum, *marks.values()]
         *theirs, is_told = self._of_before([*mine, told])
-        before = (self.rank - 1) % self.n_ranks
         if mine == theirs:
             return time.perf_counter() - began_s, is_told
-        if theirs[1] == REFUSED and (cause := self.watch.cause()) is not None:
-            raise StepError(cause)
         found = [name for name, own, others in zip(marks, mine[2:], theirs[2:], strict=True) if own != others]
-        other = ", ".join(found) or "values"
-        # what is no step's sign is of a call that this rank does not make now
+        other = f" with other {', '.join(found) or 'values'}" if mine[1:] != theirs[1:] else ""
         is_step = abs(theirs[0] - step) <= MOST_AHEAD
-        does = f"begins step {theirs[0]} with other {other}" if is_step else "is at another call"
-        if is_step and mine[1:] == theirs[1:]:
-            does = f"begins step {theirs[0]}"
+        raise StepError(self._apart(f"begins step {step} {words}", theirs, is_step=is_step, other=other))
+
+    def _apart(self, does: str, theirs: Sequence[int], *, is_step: bool, other: str = "") -> str:
+        """What ends every rank where the one before this one does not do what this one ``does``."""
+        if theirs[1] == REFUSED and (cause := self.watch.cause()) is not None:
+            return cause
+        number = FIRST_CALL - theirs[0]
+        its = f"is at {CALLS[number]}" if 0 <= number < len(CALLS) else "is at another call"
+        if is_step:
+            its = f"begins step {theirs[0]}{other}"
         message = (
-            f"rank {self.rank} begins step {step} {words}; rank {before} {does}; step, evaluate, save, merge "
-            "and report on every rank alike (not under `if rank == 0`), with the same batches in the same "
-            "order and mode (a data loader that shuffles needs one seed for all), or make the runtime with "
-            "feed=0 and read them on rank 0 only"
+            f"rank {self.rank} {does}; rank {(self.rank - 1) % self.n_ranks} {its}; step, evaluate, save, "
+            "merge and report on every rank alike (not under `if rank == 0`), with the same batches in the "
+            "same order and mode (a data loader that shuffles needs one seed for all), or make the runtime "
+            "with feed=0 and read them on rank 0 only"
         )
-        raise StepError(self.watch.publish(message))
+        return self.watch.publish(message)
+
+    def meet(self, call: str, given: str, fault: str, n_marks: int) -> str:
+        """Make one of the :data:`CALLS`, which every rank makes; why it is refused here or elsewhere, or "".
+
+        ``fault`` is why it is here, ``given`` what ranks are to be given alike. ``n_marks``: of how many
+        :meth:`agree` is told, so that a rank that begins a step meanwhile hears of the call.
+        """
+        mine = [FIRST_CALL - CALLS.index(call), zlib.crc32(given.encode()), *[0] * n_marks]
+        own = REFUSES if fault else ACCEPTS
+        *theirs, told = self._of_before([*mine, own])
+        if theirs[0] != mine[0]:
+            is_step = abs(theirs[0] - self.position.step) <= MOST_AHEAD
+            raise StepError(self._apart(f"is at {call}", theirs, is_step=is_step))
+        if theirs != mine and not (own | told) & REFUSES:
+            own |= DIFFERS
+        found = self.union(own | told, n_known=2)
+        if found & ACCEPTS and found & REFUSES:
+            faults = self.gather(fault)
+            return next(f"{call} on rank {rank}: {text}" for rank, text in enumerate(faults) if text)
+        if found & DIFFERS:
+            return f"this rank calls {call} with {given}, and another with other values; give all the same"
+        return fault
 
     def refuse(self, step: int, error: Exception, n_marks: int) -> NoReturn:
         """Raise ``error``, which keeps this rank from beginning a step: the pipeline goes on if it keeps all.

@@ -1,0 +1,163 @@
+"""Calls that one of three ranks alone is refused, or makes alone; ``refused_ranks.py FOLDER`` is one rank."""
+
+import os
+import pathlib
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+import autopipe
+from autopipe.errors import AutopipeError, InputError, StepError
+
+ODD = 1
+WITHIN_S = 5.0
+
+
+class Failing:
+    """An object whose state cannot be had or taken."""
+
+    def state_dict(self):
+        raise ValueError("has no state")
+
+    load_state_dict = state_dict
+
+
+class Job:
+    """A pipeline of three ranks that has made a step."""
+
+    def __init__(self, **options):
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(6)])
+        self.x, self.rank = torch.randn(6, 8), dist.get_rank()
+        self.pipe = autopipe.split(model, 3, (self.x,), n_ranks=3, costs="estimated", n_microbatches=2)
+        self.rt = self.pipe.runtime(F.mse_loss, stall_limit_s=60.0, **options)
+        self.optimizer = torch.optim.SGD(self.rt.parameters(), 0.1, momentum=0.9)
+        self.step()
+        self.optimizer.step()
+
+    def step(self):
+        self.rt.step(self.x, target=self.x)
+
+    def of(self, others, odd):
+        """What this rank gives where one gives something ``odd``."""
+        return odd if self.rank == ODD else others
+
+
+def unwritable(job, folder):
+    """A folder that one rank cannot make anything in."""
+    (path := folder / "file").touch()
+    return job.of(folder / "place", path / "place")
+
+
+REFUSED = {
+    "clip by text": (lambda j, _: j.rt.clip_grad_norm_(j.of(1.0, "x")), "max_norm is 'x'"),
+    "clip by NaN": (lambda j, _: j.rt.clip_grad_norm_(j.of(1.0, float("nan"))), "max_norm is nan"),
+    "clip by an order": (lambda j, _: j.rt.clip_grad_norm_(1.0, j.of(2.0, -1)), "norm_type is -1"),
+    "clip by a flag": (
+        lambda j, _: j.rt.clip_grad_norm_(1.0, 2.0, j.of(True, "no")),
+        "error_if_nonfinite is",
+    ),
+    "clip by more": (lambda j, _: j.rt.clip_grad_norm_(j.of(1.0, 2.0)), "another with other values"),
+    "save nowhere": (lambda j, f: j.rt.save(j.of(f / "a", 3)), "path is 3"),
+    "save by net": (lambda j, f: j.rt.save(j.of(f / "a", "s3://a")), "path is 's3://a'"),
+    "save a shard": (lambda j, f: j.rt.save(f / "a", max_shard_bytes=j.of("5GB", "x")), "cannot read 'x'"),
+    "save so many": (lambda j, f: j.rt.save(f / "a", keep_last=j.of(2, 0)), "keep_last is 0"),
+    "save aside": (lambda j, f: j.rt.save(f / "a", background=j.of(False, 1)), "background is 1"),
+    "save a file": (
+        lambda j, f: j.rt.save(j.of(f / "a", f / "a.safetensors")),
+        "names one file of safetensors",
+    ),
+    "save elsewhere": (lambda j, f: j.rt.save(f / str(j.rank)), "a save is one folder of all ranks"),
+    "save a fault": (
+        lambda j, f: j.rt.save(f / "a", optimizer=j.optimizer, more=j.of(None, Failing())),
+        "has no state|call it alike everywhere",
+    ),
+    "save unwritably": (lambda j, f: j.rt.save(unwritable(j, f)), "a save is one folder of all ranks"),
+    "load nothing": (lambda j, f: j.rt.load(j.of(f / "good", None)), "path is None"),
+    "load loosely": (lambda j, f: j.rt.load(f / "good", strict=j.of(True, 0)), "strict is 0"),
+    "load elsewhere": (lambda j, f: j.rt.load(j.of(f / "good", f / "none")), "holds no checkpoint"),
+    "load a fault": (
+        lambda j, f: j.rt.load(f / "good", optimizer=j.of(j.optimizer, Failing())),
+        "gave an optimizer and rank",
+    ),
+    "resume nothing": (lambda j, f: j.rt.resume(j.of(f / "row", "")), "path is ''"),
+    "resume a save": (lambda j, f: j.rt.resume(j.of(f / "row", f / "good")), "is no row of saves"),
+    "publish nowhere": (lambda j, f: j.rt.publish(j.of(f, b"x")), "folder is b'x'"),
+    "publish unwritably": (lambda j, f: j.rt.publish(unwritable(j, f)), "steps cannot be published"),
+    "publish so often": (lambda j, f: j.rt.publish(f, j.of(1.0, 0)), "every_s is 0"),
+    "cut for a gain": (lambda j, _: j.rt.rebalance(least_gain=j.of(1.0, "x")), "least_gain is 'x'"),
+    "cut by speeds": (lambda j, _: j.rt.rebalance(speeds=j.of(None, {7: 1.0})), "a rank in speeds is 7"),
+    "cut in time": (lambda j, _: j.rt.rebalance(time_limit_s=j.of(1.0, -1)), "time_limit_s is -1"),
+    "cut to no plan": (lambda j, _: j.rt.rebalance(plan=j.of(j.rt.plan, 3)), "plan is 3"),
+    "cut with a list": (
+        lambda j, _: j.rt.rebalance(plan=j.rt.plan, optimizer=j.of(j.optimizer, [])),
+        r"optimizer is \[\]",
+    ),
+}
+"""What one rank alone is given wrong, and what all ranks are told: each goes on with the next."""
+
+ALONE = {
+    "clip_grad_norm_": lambda j, _: j.rt.clip_grad_norm_(1.0),
+    "save": lambda j, f: j.rt.save(f / "alone"),
+    "load": lambda j, f: j.rt.load(f / "good"),
+    "resume": lambda j, f: j.rt.resume(f / "row"),
+    "publish": lambda j, f: j.rt.publish(f),
+    "report": lambda j, _: j.rt.report(),
+    "rebalance": lambda j, _: j.rt.rebalance(),
+    "gather_weights": lambda j, _: j.pipe.merge(),
+}
+"""Calls that one rank makes where the others step, or make the call after it."""
+
+STEPS = {
+    "a factor": (lambda j: j.rt.scaled(j.of(1.0, "x")), "factor is 'x'"),
+    "microbatches": (lambda j: j.rt.step(j.x, target=j.x, n_microbatches=j.of(2, 0)), "n_microbatches is 0"),
+    "outputs": (
+        lambda j: j.rt.evaluate(j.x, target=j.x, return_outputs=j.of(True, "x")),
+        "return_outputs is",
+    ),
+    "batches": (lambda j: j.rt.accumulate(j.of([{"input": j.x, "target": j.x}], None)), "batches is None"),
+    "a batch": (lambda j: j.rt.forward(j.of(j.x, None)), "differs|must be"),
+}
+"""Steps that one rank alone is refused: they end with its cause on all."""
+
+
+def check(call, kinds, says):
+    began_s = time.monotonic()
+    with pytest.raises(kinds, match=says):
+        call()
+    assert time.monotonic() - began_s < WITHIN_S
+
+
+def main(folder):
+    job = Job()
+    job.rt.save(folder / "good", optimizer=job.optimizer)
+    for call, says in REFUSED.values():
+        check(lambda call=call: call(job, folder), AutopipeError, says)
+        job.step()
+    for call in ({"max_norm": "x"}, {"max_norm": -1}):  # by every rank
+        with pytest.raises(InputError, match=r"^max_norm is"):
+            job.rt.clip_grad_norm_(**call)
+        job.step()
+    names = list(ALONE)
+    for i, name in enumerate(names):
+        job = Job()
+        own = name if job.rank == ODD else names[i - 1] if i % 2 else "step"
+        call = job.step if own == "step" else lambda own=own, job=job: ALONE[own](job, folder)
+        check(call, StepError, r"rank \d (is at|begins step).*rank \d (is at|begins step)")
+    for call, says in STEPS.values():
+        job = Job()
+        check(lambda call=call, job=job: (call(job), job.step()), AutopipeError, says)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    main(pathlib.Path(sys.argv[1]))
+    print("done")
+    sys.stdout.flush()
+    os._exit(0)
