@@ -137,7 +137,8 @@ def versioned(data: Any, version: int, what: str) -> dict[str, Any]:
         raise refuse(what, "", f"is a {type(data).__name__}, not an object")
     found = data.get("version")
     if found != version or isinstance(found, bool):
-        raise StoreError(f"{what} has version {brief(found)}, this autopipe reads {version}; make it again")
+        has = "has no version" if found is None else f"has version {brief(found)}"
+        raise StoreError(f"{what} {has}, this autopipe reads {version}; make it again")
     return {name: value for name, value in data.items() if name != "version"}
 
 

@@ -36,7 +36,7 @@ def profile(
     ] = False,
     out: o.Out = None,
 ) -> Output:
-    """What each op of a model costs for one microbatch: measured, or estimated for a described device."""
+    """Measure what each op of a model costs for one microbatch, or estimate it for a described device."""
     from .planning import Request
 
     _, costs = Request(model, making).profile(microbatches or 1, recalibrate)
@@ -54,7 +54,7 @@ def plan(
     ] = None,
     out: o.Out = None,
 ) -> Output:
-    """Where to cut a model into stages, what a step should take, how far its bottleneck is from the least."""
+    """Cut a model into stages: where, what a step should take, how far its bottleneck is from the least."""
     from .planning import Request
 
     pipe = Request(model, making).split(how)
@@ -77,7 +77,7 @@ def simulate(
         typer.Option(help="Write a Chrome / Perfetto trace here.", rich_help_panel=o.SAY),
     ] = None,
 ) -> Output:
-    """A step of a plan in time: length, idle time by cause, memory; as planned or under another schedule.
+    """Simulate a step of a plan, as planned or under another schedule: length, idle time by cause, memory.
 
     `--schedule` also takes a .csv of a schedule as torch writes it. With a plan's JSON, `--cluster` puts it
     on other links and devices of other speeds, and `--memory` says whether it would fit.
@@ -124,7 +124,7 @@ def compare(
         str | None, typer.Option(help="Limit per rank, such as 80GB.", rich_help_panel=o.RUN)
     ] = None,
 ) -> Output:
-    """Schedules × microbatch counts × stage counts as a table, the fastest first."""
+    """Compare schedules, microbatch counts and stage counts in a table: least time per microbatch first."""
     from ..errors import InputError
     from .comparing import Compared, comparison, plans_of
     from .planning import Request, is_plan, planned
@@ -153,7 +153,7 @@ def explain(
         int | None, typer.Option(help="Only the cut after this stage.", min=0, show_default=False)
     ] = None,
 ) -> Output:
-    """Why each cut is where it is: loads on both sides, what crosses, what else was tried, how sure it is.
+    """Explain each cut: loads on both sides, what crosses, what a move would cost, how good it is.
 
     With a plan's JSON, `--costs` FILE adds what moving each cut would cost, and `--model` prices moves with
     communication and memory.
@@ -194,7 +194,7 @@ def diff(
         float, typer.Option(help="How much worse is too much, as a fraction of step time and of memory.")
     ] = 0.02,
 ) -> Output:
-    """What changed between two plans; exit code 1 when the second is worse by more than the threshold."""
+    """Show what changed between two plans; exit code 1 if the second is worse by more than the threshold."""
     from ..arguments import number
     from ..plans import Plan
 
@@ -232,7 +232,7 @@ def report(
         pathlib.Path, typer.Option("--out", "-o", help="The page to write.", rich_help_panel=o.SAY)
     ] = pathlib.Path("report.html"),
 ) -> Output:
-    """One offline page about a plan: stages, modules, ops, boundaries, schedule, memory, reasons.
+    """Write one offline page about a plan: stages, modules, ops, boundaries, schedule, memory, reasons.
 
     With `--mesh` also the processes of all replicas on their hosts, and what crosses between them, which is
     printed too.
@@ -273,7 +273,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Look once.", rich_help_panel=o.SAY)] = False,
     as_json: bool = False,
 ) -> Output | None:
-    """A running job, live: step, idle time by cause, stragglers, drift from the plan, memory; Ctrl-C ends.
+    """Watch a running job: step, idle time by cause, stragglers, drift from the plan, memory; Ctrl-C ends.
 
     It shows the steps that `rt.publish(FOLDER)`, or `autopipe run --publish FOLDER`, writes there. With
     `--once` or `--json`, and where its output is no terminal, it looks once; exit code 1 until every rank has

@@ -38,7 +38,7 @@ def probe(
     ] = None,
     out: o.Out = None,
 ) -> Output:
-    """Measure the devices here, the links between ranks and their pace; writes a cluster file for others.
+    """Measure the devices here, the links between ranks and how fast ranks work, for `--cluster`.
 
     Under torchrun it measures between the job's own ranks.
     """
@@ -196,7 +196,7 @@ def _browser() -> tuple[bool | None, str]:
 def _end_to_end() -> tuple[bool, str]:
     """A small model through ``run`` in a process of its own, so that a crash there is only a finding here."""
     here = pathlib.Path(__file__).parent / "sample.py"
-    command = [sys.executable, "-m", "autopipe.cli", "run", f"{here}:small", "--steps", "2", "--json"]
+    command = [sys.executable, "-m", "autopipe", "run", f"{here}:small", "--steps", "2", "--json"]
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
     if done.returncode:

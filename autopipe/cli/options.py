@@ -123,7 +123,7 @@ class Planning:
         typer.Option(
             "--stages",
             "-n",
-            help="How many stages; auto (as without it) for what is fastest on up to --ranks or the cluster.",
+            help="How many stages; auto, the default: the fastest count on at most --ranks or the cluster's.",
             parser=_count,
             metavar="INTEGER|auto",
             rich_help_panel=RUN,
@@ -134,7 +134,7 @@ class Planning:
         typer.Option(
             "--microbatches",
             "-m",
-            help="Pieces of a batch per step; auto for what is fastest.",
+            help="Pieces of a batch per step; auto: the least time per microbatch, up to four a stage.",
             parser=_count,
             metavar="INTEGER|auto",
             rich_help_panel=RUN,

@@ -74,8 +74,9 @@ class Trained:
         if abs(self.pace - 1) < UNSTEADY:
             return ""
         return (
-            f"\nthe processor came to take {self.pace:.2f} times as long for the same work: at that pace "
-            f"predicted {seconds(self.predicted_s * self.pace)}, ratio {self.ratio / self.pace:.2f}"
+            f"\nthe processor changed its pace: the same work takes {self.pace:.2f} times as long as when "
+            f"costs were measured; predicted for that {seconds(self.predicted_s * self.pace)}, "
+            f"ratio {self.ratio / self.pace:.2f}"
         )
 
 

@@ -122,7 +122,7 @@ def candidate_table(plan: Plan) -> Table:
         Column("memory_bytes", "fullest rank", nbytes),
         Column("feasible", "fits", lambda ok: "yes" if ok else "no"),
     )
-    base = plan.step_s or None
+    base = plan.step_s / plan.n_microbatches or None
     rows = tuple(
         (
             c.label,
@@ -130,12 +130,14 @@ def candidate_table(plan: Plan) -> Table:
             c.n_stages,
             c.n_microbatches,
             c.step_s,
-            c.step_s / base if base else None,
+            c.step_s / max(1, c.n_microbatches) / base if base else None,
             c.memory_bytes,
             c.feasible,
         )
         for c in plan.candidates
     )
     more = plan.n_candidates - len(rows)
-    note = f"The best of each schedule and count; {more} more were simulated." if more > 0 else ""
-    return Table("Alternatives", columns, rows, note)
+    notes = [f"The best of each schedule and count; {more} more were simulated."] * (more > 0)
+    if any(c.n_microbatches != plan.n_microbatches for c in plan.candidates):
+        notes.append("Microbatches are of one size: against the plan, time per microbatch counts.")
+    return Table("Alternatives", columns, rows, " ".join(notes))

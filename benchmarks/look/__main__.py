@@ -53,7 +53,7 @@ def seconds_of(command: list[str], repeats: int) -> list[float]:
 
 def command_line(repeats: int) -> dict[str, Any]:
     """``--help`` and a plan of a 70B Llama on the meta device, from cold processes."""
-    autopipe = [sys.executable, "-m", "autopipe.cli"]
+    autopipe = [sys.executable, "-m", "autopipe"]
     out: dict[str, Any] = {"help_s": seconds_of([*autopipe, "--help"], repeats)}
     with tempfile.TemporaryDirectory() as folder:
         config = pathlib.Path(folder) / "config.json"

@@ -58,7 +58,7 @@ def invoke(*words):
 
 def command(*words, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "autopipe.cli", *map(str, words)],
+        [sys.executable, "-m", "autopipe", *map(str, words)],
         capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environment},
     )  # fmt: skip
 
@@ -219,7 +219,7 @@ def test_under_torchrun_each_rank_runs_a_stage(launcher, tmp_path):
     if launcher == "torchrun":
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         done = subprocess.run(
-            [*start, "-m", "autopipe.cli", *words], capture_output=True, text=True, timeout=200, check=False
+            [*start, "-m", "autopipe", *words], capture_output=True, text=True, timeout=200, check=False
         )
         assert done.returncode == 0, done.stderr[-3000:]
         output = done.stdout
@@ -377,7 +377,7 @@ def test_what_a_run_publishes_is_watched(tmp_path):
 def on_a_terminal(*words):
     """What a command that ends by itself prints on a terminal."""
     ours, theirs = pty.openpty()
-    words = [sys.executable, "-m", "autopipe.cli", *map(str, words)]
+    words = [sys.executable, "-m", "autopipe", *map(str, words)]
     subprocess.run(words, stdout=theirs, timeout=60, check=True)
     os.close(theirs)
     shown = b""
@@ -626,7 +626,7 @@ def test_what_a_model_prints_is_no_result(odd):
 
 
 def test_a_pipe_that_closes_early_ends_it_quietly(odd):
-    words = f"{sys.executable} -m autopipe.cli plan '{odd}:printing' -n 2 --device H100 --json | true"
+    words = f"{sys.executable} -m autopipe plan '{odd}:printing' -n 2 --device H100 --json | true"
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {words}"], capture_output=True, text=True, timeout=120, check=False
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -12,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopipe.look import cut_reasons, gantt, memory, plan_memory, tables
+from autopipe.look import cut_reasons, gantt, memory, plan_memory, plan_tables, tables
 from autopipe.look.lanes import lanes
+from autopipe.plans import Candidate
 from autopipe.schedule import build
 from autopipe.simulator import Report, StageReport, simulate
 
@@ -52,6 +54,16 @@ def test_every_type_shows_itself(name):
     printed = []
     item._repr_pretty_(SimpleNamespace(text=printed.append), False)
     assert printed == [str(item)]
+
+
+def test_alternatives_of_other_counts_are_compared_by_microbatch():
+    n, step_s = PLAN.n_microbatches, PLAN.step_s
+    other = Candidate("twice as many, slower", "1f1b", 4, 2 * n, 2.2 * step_s, 0)
+    table = plan_tables.candidate_table(dataclasses.replace(PLAN, candidates=(*PLAN.candidates, other)))
+    at = [column.key for column in table.columns].index("relative")
+    assert table.rows[-1][at] == pytest.approx(1.1)
+    assert "per microbatch" in table.note
+    assert not plan_tables.candidate_table(PLAN).note
 
 
 def test_a_plan_as_text_has_each_stage_and_tie():
