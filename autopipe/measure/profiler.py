@@ -105,6 +105,7 @@ def profile(
     samples = Samples(context, capture.ops.digest, _store(store))
     with accelerator.using(device), preserved(capture.model), stand_ins(replay, training=training):
         surveyed = survey(replay, autocast)
+        touched_bytes = _touched_bytes(replay, surveyed)
         if compiled:
             replay.compile()
         passes = Passes(replay, surveyed, samples, autocast)
@@ -113,13 +114,13 @@ def profile(
             with busy(functools.partial(passes.whole, keep=False), n_peers, device) as peers:
                 _run(passes, peers, min_passes, max_passes, min_s, progress)
             if not samples.of("", "optimizer of one"):
-                found = optimizer_cost(optimizer, replay.parameters, device, n_peers)
+                found = optimizer_cost(optimizer, replay.parameters, device, touched_bytes, n_peers)
                 for part, value in zip(_OPTIMIZER, found, strict=True):
                     samples.add("", part, value)
         finally:
             samples.save()
     if not samples.of("", _START):
-        samples.add("", _START, beginning_s(begin or functools.partial(_bind, capture)))
+        samples.add("", _START, beginning_s(begin or functools.partial(_bind, capture), touched_bytes))
         samples.save([""])
     costs = {
         op.name: passes.cost(op.name)
@@ -150,6 +151,12 @@ def profile(
 _OPTIMIZER = ("optimizer of a byte", "optimizer of one", "optimizer bytes")
 _START = "beginning"
 _COMPILED = ("seconds are those of compiled leaf modules; bytes and FLOPs those of the code as written",)
+
+
+def _touched_bytes(replay: Replay, surveyed: Survey) -> int:
+    """What a microbatch's passes at least read or write: weights, their gradients, what backward keeps."""
+    saved = sum(account.saved_bytes for account in surveyed.accounts.values())
+    return 2 * sum(p.nbytes for p in replay.parameters) + saved
 
 
 def _bind(capture: Capture) -> None:

@@ -21,14 +21,22 @@ __all__ = ["beginning_s", "optimizer_cost"]
 
 _SAMPLE_BYTES = 1 << 26
 """Parameters that are stepped: enough to be out of any cache with their gradients and moments."""
-_EVICTING_BYTES = 1 << 26
+_EVICTED_BYTES = 1 << 23, 1 << 26
+"""At least and at most so much passes through the caches between two steps: more than a core's own hold, and
+more than any holds."""
 _N_SMALL = 24
 _ROUNDS = 9
 
 
-def beginning_s(begin: Callable[[], object]) -> float:
-    """Seconds of what a step begins with, once the last step has left nothing of it in any cache."""
-    other = torch.zeros(_EVICTING_BYTES, dtype=torch.uint8, device="cpu")
+def _between(touched_bytes: int, device: torch.device) -> Tensor:
+    """What stands for all that a step touches; to write to it evicts what is timed next."""
+    least, most = _EVICTED_BYTES
+    return torch.zeros(min(max(least, touched_bytes), most), dtype=torch.uint8, device=device)
+
+
+def beginning_s(begin: Callable[[], object], touched_bytes: int) -> float:
+    """Seconds of what a step begins with, after ``touched_bytes`` of others passed through the caches."""
+    other = _between(touched_bytes, torch.device("cpu"))
     found = []
     for _ in range(_ROUNDS):
         other.add_(1)
@@ -42,13 +50,14 @@ def optimizer_cost(
     optimizer: type[torch.optim.Optimizer],
     parameters: Sequence[nn.Parameter],
     device: torch.device,
+    touched_bytes: int,
     n_peers: int = 0,
 ) -> tuple[float, float, int]:
     """One optimizer step on parameters of the model's own shapes, the largest first.
 
     Returns its seconds per parameter byte, those per parameter beside that, and the bytes it needs above
-    weights, gradients and state. Between two steps the caches hold something else, as they do in training,
-    and as many peers step meanwhile: ranks come to their optimizers at about the same time.
+    weights, gradients and state. Before each step ``touched_bytes`` of other data pass through the caches, as
+    forward and backward do in training. ``n_peers`` processes step at the same time, as other ranks do.
     """
     chosen: list[nn.Parameter] = []
     total = 0
@@ -59,10 +68,11 @@ def optimizer_cost(
     if not chosen:
         return 0.0, 0.0, 0
     small = [torch.zeros(1, dtype=chosen[0].dtype, device=device)] * _N_SMALL
-    of_one = _Stepped(optimizer, small, device).seconds() / _N_SMALL
+    other = _between(touched_bytes, device)
+    of_one = _Stepped(optimizer, small, device).seconds(other) / _N_SMALL
     every = _Stepped(optimizer, chosen, device)
     with busy(every.step, n_peers, device):
-        seconds = max(every.seconds() - len(chosen) * of_one, 0.0)
+        seconds = max(every.seconds(other) - len(chosen) * of_one, 0.0)
     with Counter() as counter:
         every.step()
     return seconds / total, of_one, counter.peak_bytes
@@ -79,14 +89,13 @@ class _Stepped:
             p.grad = torch.ones_like(p)
         self.step: Any = optimizer(made, lr=1e-3).step  # type: ignore[call-arg]
         self._watch = Stopwatch(device)
-        self._other = torch.zeros(_EVICTING_BYTES, dtype=torch.uint8, device=device)
         self.step()
 
-    def seconds(self) -> float:
-        """Of a step, the median."""
+    def seconds(self, other: Tensor) -> float:
+        """Of a step, the median; before each, ``other`` passes through the caches."""
         found = []
         for _ in range(_ROUNDS):
-            self._other.add_(1)
+            other.add_(1)
             with self._watch("step"):
                 self.step()
             found.append(self._watch.read()["step"])

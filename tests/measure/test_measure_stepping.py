@@ -29,13 +29,26 @@ class Sleeper(torch.optim.SGD):
 def test_parameters_and_bytes_are_told_apart() -> None:
     parameters = [nn.Parameter(torch.zeros(1 << 18)) for _ in range(3)]
     parameters += [nn.Parameter(torch.zeros(4)) for _ in range(5)]
-    per_byte, of_one, _ = optimizer_cost(Sleeper, parameters, torch.device("cpu"))
+    per_byte, of_one, _ = optimizer_cost(Sleeper, parameters, torch.device("cpu"), 0)
     assert of_one == pytest.approx(EACH_S, rel=0.5)
     assert per_byte == pytest.approx(PER_BYTE_S, rel=0.5)
 
 
 def test_nothing_trained_costs_nothing() -> None:
-    assert optimizer_cost(Sleeper, [], torch.device("cpu")) == (0.0, 0.0, 0)
+    assert optimizer_cost(Sleeper, [], torch.device("cpu"), 0) == (0.0, 0.0, 0)
+
+
+@pytest.mark.parametrize(("touched", "passed"), [(0, 1 << 23), (1 << 25, 1 << 25), (1 << 40, 1 << 26)])
+def test_what_a_step_touches_passes_through_the_caches(
+    monkeypatch: pytest.MonkeyPatch, touched: int, passed: int
+) -> None:
+    made, zeros = [], torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda n, **kwargs: made.append(n) or zeros(n, **kwargs))
+    beginning_s(lambda: None, touched)
+    assert made == [passed]
+    made.clear()
+    optimizer_cost(Sleeper, [nn.Parameter(zeros(4))], torch.device("cpu"), touched)
+    assert made.count(passed) == 1  # for all its steps
 
 
 def test_peers_step_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +57,7 @@ def test_peers_step_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         stepping, "busy", lambda work, n, device: beside.append((work.__name__, n)) or busy(work, 0, device)
     )
-    optimizer_cost(Sleeper, [nn.Parameter(torch.zeros(4))], torch.device("cpu"), n_peers=3)
+    optimizer_cost(Sleeper, [nn.Parameter(torch.zeros(4))], torch.device("cpu"), 0, n_peers=3)
     assert beside == [("step", 3)]
 
 
@@ -58,7 +71,7 @@ def test_a_steps_beginning_is_priced_once(monkeypatch: pytest.MonkeyPatch, tmp_p
         return changed(assumptions)
 
     monkeypatch.setattr(type(capture.assumptions), "changed", slowly)
-    assert beginning_s(lambda: time.sleep(2e-3)) >= 2e-3
+    assert beginning_s(lambda: time.sleep(2e-3), 0) >= 2e-3
     table = profile(capture, store=Store(tmp_path), **QUICK)
     assert table.start_s >= 5e-3
     looked.clear()
