@@ -8,7 +8,7 @@ that find the fault.
     AutopipeError
     ├── ModelError          the model itself failed on the inputs it was given
     ├── CaptureError        the model cannot be recorded as a graph
-    ├── InputError          call-time inputs do not fit what was captured
+    ├── InputError          arguments of a call do not fit: structure, dtype, size or range
     ├── CostError           an op's cost cannot be measured or estimated
     ├── StoreError          a profile, plan or cluster file is stale, damaged or of another version
     ├── PlanError           a plan cannot be made, or does not fit the model it is used with

@@ -24,10 +24,21 @@ __all__ = ["capture", "captured", "captured_for"]
 def capture(
     model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
 ) -> Capture:
-    """Record ``model`` as a graph by running it once on example inputs, as in ``torch.export``.
+    """Record ``model`` as a graph by running it on example inputs, in training and in evaluation mode.
 
-    Without inputs they are inferred where the model tells them. Options are those of
-    :func:`autopipe.tracing.capture`: ``open``, ``closed``, ``dynamic``.
+    Parameters
+    ----------
+    args, kwargs: example inputs, a whole batch, as in ``torch.export``; by default those that the model
+        itself provides, as in :func:`split`.
+    open, closed: dotted paths of modules to record the inside of, or to keep whole as one op.
+    dynamic: ``"auto"`` lets each input size vary where the model allows it; False fixes them all.
+
+    Returns the :class:`~autopipe.tracing.Capture`: ``.ops`` is the op graph, ``.module`` the model as a
+    linted ``torch.fx.GraphModule``. It can be given in place of the model to the other functions, which then
+    record nothing. The model is left as it was.
+
+    Raises :class:`ModelError` when the model itself fails on the inputs, :class:`CaptureError` with file and
+    line when it cannot be recorded, and :class:`InputError` for inputs or paths that do not fit.
     """
     check_model(model, args, kwargs)
     check_names("capture", options, _capture)

@@ -58,9 +58,9 @@ _WARM = 2
 def probe(n_ranks: int = 2) -> Cluster:
     """The cluster of the job's ranks: links as :func:`autopipe.measure.probe` finds them, and its pace.
 
-    Where ranks compute on the host's cores, their device's ``speed`` is what a pipeline leaves of the pace
-    that costs are measured at, found by training a small one, in some fifteen seconds. Ranks on accelerators
-    have 1. That ranks which outnumber the cores take turns is no matter of their speed: ``cores`` says it.
+    Ranks that compute on the host's cores work more slowly in a pipeline than where costs are measured. The
+    ``speed`` of their devices is that ratio, found by training a small pipeline for some fifteen seconds; it
+    is 1 on accelerators. Ranks that outnumber the cores take turns, which ``cores`` tells and not ``speed``.
 
     In a job started by ``torchrun`` every rank calls it and gets the same cluster; elsewhere it starts
     ``n_ranks`` processes on this machine. Raises :class:`CostError` when one of them fails.

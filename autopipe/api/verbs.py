@@ -42,7 +42,15 @@ def profile(
 ) -> CostTable:
     """Measure what each op of the model costs on its device, for one of ``n_microbatches`` microbatches.
 
-    Options are those of :func:`autopipe.measure.profile`.
+    ``args`` and ``kwargs`` are a whole batch, as in :func:`split`. Further options are those of
+    :func:`autopipe.measure.profile`, such as ``device``, ``autocast`` and ``store``.
+
+    Returns a :class:`CostTable`: seconds of forward and backward, bytes and FLOPs by op, and the source of
+    each figure. It can be given to :func:`split` as ``costs``, and its ``dims`` say what sizes it holds for.
+
+    Raises :class:`ModelError` or :class:`CaptureError` where the model cannot be captured,
+    :class:`CostError` for a model without data (on the meta device), :class:`InputError` for options that do
+    not fit.
     """
     check_model(model, args, kwargs)
     pieces = whole("n_microbatches", n_microbatches, most=MOST_MICROBATCHES)
@@ -60,8 +68,13 @@ def profile(
 def simulate(plan: Plan, **options: Any) -> Timeline:
     """Predict a step of ``plan``: every action, the bubble by cause and memory over time.
 
-    Options are those of :func:`autopipe.simulator.simulate`, such as another ``schedule`` or
-    ``n_microbatches``.
+    Options are those of :func:`autopipe.simulator.simulate`: another ``schedule`` (a name or a
+    :class:`Schedule`), another ``n_microbatches`` (of the size that the plan's have), ``overlap``, ``costs``,
+    ``shards`` and ``most_whole``. Neither the model nor a GPU is needed.
+
+    Returns a :class:`~autopipe.simulator.Timeline`; ``to_chrome_trace()`` opens in Perfetto. Raises
+    :class:`InputError` for a schedule or costs that are not for this plan, and :class:`ScheduleError` for a
+    schedule that does not run.
     """
     check_plan(plan)
     check_names("simulate", options, _simulate)
@@ -77,7 +90,8 @@ def plan(
 ) -> Plan:
     """Plan without building stages; works on the meta device, and while ranks train the model.
 
-    Options are those of :func:`split`.
+    Parameters and errors are those of :func:`split`, without ``plan`` and ``stall_limit_s``. On several ranks
+    every one must call it, and all get the same :class:`Plan`.
     """
     check_model(model, args, kwargs)
     options = _checked("plan", {**options, "n_stages": n_stages})
@@ -101,15 +115,17 @@ def split(
     Parameters
     ----------
     model: any ``nn.Module``, or a capture of it; it is not changed, and the stages hold its own parameters.
-    n_stages: how many stages in all, at least 1; ``"auto"`` (or None) for as many as make the fastest step on
-        at most the ranks there are, of the cluster, ``n_ranks`` or the process group (all of which take
-        part). ``plan.candidates`` has what was tried.
+    n_stages: how many stages in all, at least 1. ``"auto"`` (or None) takes the count with the fastest step
+        on at most the ranks there are: those of the cluster, ``n_ranks``, or the process group, all of which
+        then take part. ``plan.candidates`` has what was tried.
     args, kwargs: example inputs, a whole batch, as in ``torch.export``; by default those that the model
         itself provides (transformers' ``dummy_inputs``, Lightning's ``example_input_array`` and such).
     n_ranks: how many processes share the stages; by default the cluster's, else the process group's, else
         what the schedule needs for ``n_stages``.
     min_ranks: with ``n_stages="auto"``, the fewest ranks that may share them; in a process group, all do.
-    n_microbatches: pieces of a batch per step, or ``"auto"``; by default four per stage, at most the batch.
+    n_microbatches: pieces of a batch per step; by default four per stage, at most the batch's rows.
+        ``"auto"`` keeps microbatches at the size of that default and takes the number of them with the least
+        time per microbatch, so that the batch it plans for may be smaller than the example.
     schedule: ``gpipe``, ``1f1b``, ``interleaved``, ``looped-bfs``, ``zb-h1``, ``zb-h2``, ``zbv``,
         ``dualpipev``, ``cost-aware`` (made from the plan's times) or ``auto``.
     balance: what to balance: ``"cost"``, ``"parameters"``, ``"uniform"`` (leaf modules), or a callable
@@ -136,17 +152,19 @@ def split(
         ``"activations"``: what a microbatch's forward keeps for its backward; the runtime moves it.
         ``"optimizer"``: the optimizer's state and master weights; moving those is left to the user's
         optimizer. ``"all"``: both.
-    optimizer_bytes_per_parameter_byte: memory beside weights and gradients, instead of these three options.
-    time_limit_s: how long the solver may look for a proof, over all the granularities of the graph that it
-        tries; after that the plan says how far its bottleneck can be from the least. By default 2 s for each,
-        more for large graphs, up to 20 s, of processor time; at first each gets a third of it, at least
-        2 s, and the one that is kept all of it. A limit that is given is on the wall clock. Ctrl-C ends the
-        search at once, likewise.
+    optimizer_bytes_per_parameter_byte: memory beside weights and gradients, instead of ``precision``,
+        ``optimizer`` and ``offload``.
+    overlap, clone, sender_pays, together, uncut: what a stage's load counts, and further wishes for the cut,
+        as in :func:`autopipe.solve.solve`.
+    time_limit_s: how many seconds of the wall clock the solver may take in all; after that the plan says how
+        far its bottleneck can be from the least. By default the limit is on processor time: 2 s, up to 20 s
+        for large graphs, for each granularity of the graph that is tried (a third of it, at least 2 s, for
+        the first look at each). Ctrl-C also ends the search, with the best plan so far.
     dynamic: ``"auto"`` lets each input size vary where the model allows it; False fixes them all.
     open, closed: lists of paths of modules whose inside to record, or which to keep whole.
     plan: build the stages of this plan instead of solving.
-    stall_limit_s: how long a rank may give no sign of life while ranks plan together; by default 60 s, and
-        five times as long until its first. One whose process ends by an error is waited for no longer.
+    stall_limit_s: how many seconds a rank may give no sign of life while ranks plan together; by default 60,
+        and five times as long until its first sign. A rank whose process ended by an error is not waited for.
 
     Returns the :class:`Pipe`. On several ranks every one must call it: one measures and solves, all hold the
     same plan. A process that ``torchrun`` started and that is in no process group yet joins the others.
@@ -156,8 +174,10 @@ def split(
     ModelError: the model refuses the example inputs; its own error is the cause.
     CaptureError: the model cannot be recorded; says file and line.
     InfeasibleError: no plan meets the limits; says the smallest change that would.
-    PlanError: a given plan is for another graph, says that other values cross or are tied than its stages
-        make so, or ranks disagree on the model.
+    UndecidedError: no plan was found in the time given, and none was ruled out.
+    InputError: options or example inputs that do not fit, named with the values allowed.
+    PlanError: a given plan is for another graph, or its boundaries or ties are not those of its stages; or
+        ranks disagree on the model.
 
     Example
     -------
