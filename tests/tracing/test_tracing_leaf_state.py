@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from autopipe.errors import InputError
 from autopipe.tracing import capture
+from autopipe.tracing.code.attributes import names_of_open
 from autopipe.tracing.code.leaf_state import codes_of
 
 WIDTH = 8
@@ -234,3 +235,16 @@ def test_code_of_a_class_is_looked_for_anew_where_its_methods_are_others(
     assert codes_of(Derived) is before
     monkeypatch.setattr(Layer, "forward", forward)
     assert codes_of(Derived) == (forward.__code__,)
+
+
+def test_what_runs_as_classes_are_made_is_no_code_of_forwards():
+    class Registered(nn.Module):
+        def __init_subclass__(cls) -> None:
+            cls.held = {**cls.__dict__}
+
+    class Asking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.part.__dict__["factor"]
+
+    assert "__dict__" not in names_of_open(frozenset({Registered}))
+    assert "__dict__" in names_of_open(frozenset({Asking}))

@@ -185,12 +185,14 @@ def read_by(cls: Any) -> frozenset[str]:
 _codes: dict[type, tuple[list[Any], tuple[types.CodeType, ...]]] = {}
 """By class, what it and those it is made of held when their code was looked for, and that code."""
 _MOST_CLASSES = 1 << 10
+_OF_CLASSES = frozenset({"__class_getitem__", "__init_subclass__"})
+"""Methods that run as classes are made, and in no forward."""
 
 
 def codes_of(cls: type) -> tuple[types.CodeType, ...]:
     """The code of the methods of a class and of those it is made of, up to ``nn.Module``."""
     own = itertools.takewhile(lambda c: c is not nn.Module, cls.__mro__)
-    held = [value for each in own for value in vars(each).values()]
+    held = [value for each in own for name, value in vars(each).items() if name not in _OF_CLASSES]
     if cls not in _codes or not are_same(_codes[cls][0], held):
         if len(_codes) > _MOST_CLASSES:
             _codes.clear()

@@ -20,6 +20,8 @@ from ..state.global_names import is_foreign
 
 __all__ = ["OwnCode"]
 
+_NO_CODE = frozenset({bool, dict, float, int, list, set, str, tuple, type(None), nn.Parameter, torch.Tensor})
+
 
 class OwnCode:
     """What calls run of a model's own, looked for once for each target: what modules hold is to stay."""
@@ -29,6 +31,7 @@ class OwnCode:
         self._within = functools.cache(self._looked_for)
         self._is_own = functools.cache(self._looks_own)
         self._names = functools.cache(self._named)
+        self._of_class = functools.cache(_made_of_class)
 
     def is_own(self, call: Call) -> bool:
         """Whether a call runs a function that stays whole, or a module with one inside that is not torch's.
@@ -59,22 +62,27 @@ class OwnCode:
         return frozenset(contexts).union(*names)
 
     def _looked_for(self, is_module: bool, target: Any) -> list[tuple[Any, Any]]:
-        inside = self.model.get_submodule(target).modules() if is_module else ()
-        todo: list[tuple[Any, Any]] = [(f, module) for module in inside for f in _held_by(module)]
-        return [*_made_of(todo if is_module else [(getattr(target, "function", target), None)])]
+        if not is_module:
+            return [(held, None) for held in _made_of([getattr(target, "function", target)])]
+        found: dict[int, tuple[Any, Any]] = {}
+        for module in reversed([*self.model.get_submodule(target).modules()]):
+            cls: Any = type(module)
+            for held in (*_made_of([*_held_by(module)]), *self._of_class(cls)):
+                found.setdefault(id(held), (held, module))
+        return [*found.values()]
 
 
-def _made_of(todo: list[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    """What code is made of, each once, with the module that has it."""
+def _made_of(todo: list[Any]) -> Iterator[Any]:
+    """What code is made of, each once."""
     seen: dict[int, Any] = {}
     while todo:
-        held, owner = todo.pop()
+        held = todo.pop()
         if id(held) in seen:
             continue
         seen[id(held)] = held
-        yield held, owner
+        yield held
         inner = [*_around(held), *(_named_by(held) if isinstance(held, types.FunctionType) else ())]
-        todo += [(each, owner) for each in inner if not _is_foreign(each)]
+        todo += [each for each in inner if not _is_foreign(each)]
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -85,12 +93,15 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
 
 
 def _held_by(module: nn.Module) -> Iterator[Any]:
-    """What code a module has for its calls, hooks among it, but for torch's own."""
-    yield from vars(module).values()
+    """What a module has of its own that may be code for its calls, hooks among it."""
+    yield from (value for value in vars(module).values() if type(value) not in _NO_CODE)
     yield from (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    for base in type(module).__mro__:
-        if not is_foreign(base.__module__):
-            yield from (value for name, value in vars(base).items() if name != "__init__")
+
+
+def _made_of_class(cls: type) -> list[Any]:
+    """What code the calls of a class's modules are made of, but for torch's own."""
+    own = [vars(base).items() for base in cls.__mro__ if not is_foreign(base.__module__)]
+    return [*_made_of([value for held in own for name, value in held if name != "__init__"])]
 
 
 def _around(held: Any) -> Iterator[Any]:

@@ -53,15 +53,11 @@ class Glance:
 
     def seen(self) -> Seen:
         """What is held now in all that is compared by identity."""
-        lengths, held = [*map(dict.__len__, self.dicts)], list[Any]()
-        for each in self.dicts:
-            held += dict.values(each)
-        for each in self.dicts:
-            held += dict.keys(each)
+        lengths, chained = [*map(dict.__len__, self.dicts)], itertools.chain.from_iterable
+        held = [*chained(map(dict.values, self.dicts)), *chained(map(dict.keys, self.dicts))]
         for kind, rows in self.rows:
             lengths += map(kind.__len__, rows)
-            for row in rows:
-                held += kind.__iter__(row)
+            held += chained(map(kind.__iter__, rows))
         for get, names in self.named:
             held += map(get, names)
         held += map(content, self.cells)
@@ -86,6 +82,8 @@ class Glance:
         """Lead from what is seen ``now`` to what was ``then``, if only values under the same keys differ."""
         if now[0] != then[0] or len(now[1]) != len(then[1]):
             return False
+        if are_same(now[1], then[1]):
+            return True
         apart = [*itertools.compress(itertools.count(), map(operator.is_not, now[1], then[1]))]
         lengths = now[0][: len(self.dicts)]
         n_values = sum(lengths)
