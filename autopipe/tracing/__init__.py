@@ -35,6 +35,8 @@ Where a change goes:
   ``record.opaque_calls``
 - state that is copied and put back: ``state.reach``; state whose change is noticed: ``state.readers``
 - what is asked about rows: ``rows.analysis``; other data to compare on: ``state.redraw``
+
+Each room's own docstring names its modules.
 """
 
 from .capture import capture

@@ -1,1 +1,9 @@
-"""What a recording is made of. Making one is left to ``record``."""
+"""What a recording is made of. Making one is left to ``record``.
+
+- A recording: ``call`` (a node), ``regions`` (grad mode, autocast and hooks around it), ``module_modes`` (a
+  module in another mode), ``lifting`` (functions that hold tensors).
+- Running it: ``perform``; code for it: ``named``; words for it: ``describe``.
+- Knowledge about torch: ``functions`` (what each does), ``streams`` (which draw random numbers), ``labels``
+  (losses that average over labels).
+- What is alike: ``kinds`` (modules), ``likeness`` (recordings), ``sharing`` (leaves that run once for all).
+"""

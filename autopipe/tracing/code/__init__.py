@@ -1,1 +1,10 @@
-"""The model's own Python: where it is, which modules and functions stay whole, what it tells and keeps."""
+"""The model's own Python: where it is, which modules and functions stay whole, what it tells and keeps.
+
+- What stays whole, as one op: ``leaves`` (modules), ``opaque`` (functions), ``statements`` (of the root's
+  forward), ``standins`` (what such code takes of open modules).
+- What a leaf keeps or is given from outside: ``leaf_state``, ``leaf_setters``, ``attributes``,
+  ``set_first``.
+- Where code is and what it calls: ``position``, ``callees``, ``own_code``.
+- Code that only checks or tells people: ``checks``, ``messages``.
+- ``restart``: reasons to record once more.
+"""

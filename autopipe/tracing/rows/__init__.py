@@ -1,1 +1,16 @@
-"""Whether rows of a batch meet, found by running a recording on others; what must run on all of them."""
+"""Whether rows of a batch meet, found by running a recording on others; what must run on all of them.
+
+A step cuts a batch into microbatches, which is right only where each row's result is its own. ``analysis``
+is the entry: it asks everything of a capture, and the rest answers.
+
+- The question itself: ``mixing`` puts rows in others' places and names the op that mixes them; ``results``
+  compares what comes out, ``row_questions`` asks again under other conditions.
+- Conditions that may hide it: other data (``varied_data``, ``data_dependent``, ``inner_numbers``,
+  ``tables``, ``class_weights``), another order (``order``), pieces of a batch (``pieces``), one row
+  (``one_row``), many rows (``thresholds``, ``many_rows``, ``among_many``), random draws (``noise``,
+  ``noise_of_others``).
+- In the backward alone: ``backwards`` (functions and hooks that are not torch's), ``held_back`` (detached).
+- Between modes and forms: ``by_mode``, ``other_answers``.
+- From call to call: ``per_call_state`` (counters, running averages).
+- What follows: ``tail``, the ops that run once on the whole batch.
+"""
