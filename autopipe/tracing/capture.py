@@ -31,6 +31,7 @@ from .inputs.writes import check_written, given_twice, said_of
 from .new_forms import NewForms
 from .notes import notes_on
 from .runs.assumptions import assumptions_of
+from .runs.meta_kernels import asked_once
 from .runs.session import Session
 from .sizes import dims
 from .sizes.explore import confirm
@@ -234,6 +235,7 @@ def _captured(
 
     with (
         torch.inference_mode(False),
+        asked_once(device_of(model, args, kwargs)),
         switched_off(model),
         unseen(),
         preserved(model, is_open, holds_back=True) as snapshot,
