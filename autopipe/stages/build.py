@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import fx
@@ -133,29 +133,47 @@ class _Flow:
     def _place_unplanned(self, capture: Capture) -> None:
         """What forms compute that the plan does not know: where its weights are, or the last it takes is.
 
-        Where it takes inputs alone, that is where the first is that takes it. Numbers that are made of inputs
-        and numbers are made wherever they are taken: what is sent may not vary.
+        Where it takes inputs alone, that is where the first is that takes it. What writes into memory is in
+        one stage with all that touches it until then. Numbers that are made of inputs and numbers are made
+        wherever they are taken: what is sent may not vary.
         """
         for graph in distinct_graphs(capture):
+            calls = [n for n in graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
+            new = {n.name: n for n in calls if n.name not in self.home and n.name not in self.planned}
+            together = {name: [new[n] for n in _together(node) if n in new] for name, node in new.items()}
+            earliest = self._earliest(capture, new.values(), together)
             free: list[fx.Node] = []
-            earliest: dict[str, int] = {}
-            for node in graph.nodes:
-                is_call = node.op not in ("placeholder", "get_attr", "output")
-                if not is_call or node.name in self.home or node.name in self.planned:
-                    continue
-                behind = [self.home[v.name][0] for v in node.all_input_nodes if v.name in self.home]
-                behind += [earliest[v.name] for v in node.all_input_nodes if v.name in earliest]
-                adopted = [s for name in _used(capture, node) for s in self._adopted(name)]
-                if adopted or (behind and not _is_of_numbers(node)):
-                    self.home[node.name] = (max(adopted or behind),)
-                    continue
-                free.append(node)
-                if behind:
-                    earliest[node.name] = max(behind)
+            for name, node in new.items():
+                if name in earliest and not _is_of_numbers(node):
+                    self.home[name] = (earliest[name],)
+                elif node is together[name][0]:
+                    free.append(node)
             for node in reversed(free):
-                ahead = {s for v in node.users for s in self.home.get(v.name, (self.last,))}
+                group = together[node.name]
+                users = {v for n in group for v in n.users}.difference(group)
+                ahead = {s for v in users for s in self.home.get(v.name, (self.last,))}
                 stages = sorted(ahead) or [earliest.get(node.name, self.last)]
-                self.home[node.name] = tuple(stages) if _is_of_numbers(node) else (stages[0],)
+                chosen = tuple(stages) if _is_of_numbers(node) else (stages[0],)
+                self.home.update((n.name, chosen) for n in group)
+
+    def _earliest(
+        self, capture: Capture, new: Collection[fx.Node], together: Mapping[str, Sequence[fx.Node]]
+    ) -> dict[str, int]:
+        """By name of what no plan knows the stage that its weights are in, or the last that it takes."""
+        found: dict[str, int] = {}
+        is_new = True
+        while is_new:
+            is_new = False
+            for node in new:
+                behind = [self.home[v.name][0] for v in node.all_input_nodes if v.name in self.home]
+                behind += [found[v.name] for v in node.all_input_nodes if v.name in found]
+                adopted = [s for name in _used(capture, node) for s in self._adopted(name)]
+                stage = max(adopted or behind, default=-1)
+                if stage > found.get(node.name, -1):
+                    group = together[node.name]
+                    found.update((n.name, stage) for n in group)
+                    is_new |= len(group) > 1
+        return found
 
     def blocks(self, stage: StagePlan, nodes: Sequence[fx.Node]) -> list[set[str]]:
         """What runs again together; what no plan knows of joins the last that it takes."""
@@ -163,7 +181,7 @@ class _Flow:
         place = {node: i for i, node in enumerate(nodes)}
         for node in nodes if blocks else ():
             behind = [v for v in node.all_input_nodes if v in place]
-            if node.name not in self.planned and behind:
+            if node.name not in self.planned and behind and _together(node) == {node.name}:
                 last = max(behind, key=place.__getitem__).name
                 for block in (b for b in blocks if last in b):
                     block.add(node.name)
@@ -237,6 +255,11 @@ def _used(capture: Capture, node: fx.Node) -> list[str]:
     read = (str(v.target) for v in node.all_input_nodes if v.op == "get_attr")
     names = [n for n in read if n not in capture.constants and not is_own(n)]
     return [str(node.target), *names] if node.op == "call_module" else names
+
+
+def _together(node: fx.Node) -> Collection[str]:
+    """The node, and by name those that touch memory which it does, up to the last that writes into it."""
+    return node.meta.get("together") or {node.name}
 
 
 def _is_of_numbers(node: fx.Node) -> bool:

@@ -14,6 +14,7 @@ from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim
 from .calls.call import Call, Recording
 from .calls.likeness import prune
+from .calls.memory import written
 from .forms import CaptureForms
 from .inputs.arguments import Inputs
 from .referee.referee import Referee
@@ -122,7 +123,7 @@ def _forms(made: CaptureForms, recorded: Mapping[bool, list[Recording]]) -> dict
 def check_alike(made: CaptureForms, forms: Iterable[Recording]) -> None:
     """Raise :class:`CaptureError` where a form calls more than a plan for the others can place.
 
-    That is what draws, writes where the others do not, or is called whole and holds weights of which others
+    That is what writes into memory that others touch, or is called whole and holds weights of which others
     use a part; all else goes where its values are, or weights that no other uses.
     """
     known = {c.name: c for c in made.calls}
@@ -132,6 +133,14 @@ def check_alike(made: CaptureForms, forms: Iterable[Recording]) -> None:
     def is_unused(path: str) -> bool:
         return not any(u.startswith(f"{path}.") or f"{path}.".startswith(u) for u in used)
 
+    forms = [*forms]
+    elsewhere = {
+        id(c)
+        for form in forms
+        for memory in written(form.calls)
+        if memory.is_held or any(c.name in known or not _is_placeable(c) for c in memory.together)
+        for c in memory.writes
+    }
     for call in (c for form in forms for c in form.calls if c.op not in ("placeholder", "output")):
         other = known.get(call.name)
         if other is not None:
@@ -144,12 +153,18 @@ def check_alike(made: CaptureForms, forms: Iterable[Recording]) -> None:
         elif call.op == "get_attr" and call.depends:
             is_placed = (call.op, call.target) in state or is_unused(call.target)
         else:
-            is_placed = call.is_pure or call.is_check
+            is_placed = call.is_check or (_is_placeable(call) and id(call) not in elsewhere)
         if not is_placed:
             raise CaptureError(
                 f"{call.name} draws, writes or holds weights in a way that no form planned for has; capture "
                 "with an example that leads there"
             )
+
+
+def _is_placeable(call: Call) -> bool:
+    """Whether an op may be in any stage that has what it takes; draws are its module's wherever they are."""
+    leaves_more = call.op == "call_module" or call.mutated or call.has_effect
+    return not leaves_more and not (call.is_random and call.stream is None)
 
 
 def _only_gives(call: Call) -> bool:

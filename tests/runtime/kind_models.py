@@ -37,8 +37,18 @@ class Flexible(nn.Module):
         epoch=0,
         times=1,
         level=0.0,
+        shift=False,
+        drop=0.0,
     ):
+        if shift:
+            shifted = ids.new_zeros(ids.shape)
+            shifted[:, 1:] = ids[:, :-1].clone()
+            shifted[:, 0] = 1
+            ids = shifted.masked_fill_(shifted == 2, 3)
+        kept = torch.zeros(*ids.shape, WIDTH, dtype=self.see.weight.dtype) if shift else None
         x = self.embed(ids)
+        if drop:
+            x = F.dropout(x, drop, self.training)
         if image is not None:
             x = x + self.see(image)[:, None]
         for extra in extras:
@@ -55,6 +65,9 @@ class Flexible(nn.Module):
             if mask is not None:
                 x = x * mask[..., None]
             states.append(x)
+            if kept is not None and len(states) in (1, 3):
+                kept[:, len(states) :] = x[:, : -len(states)]
+                x = x + (kept if len(states) == 3 else 0)
         logits = self.head(x)
         loss = None
         if labels is not None:
@@ -110,6 +123,10 @@ KINDS = {
     "a number each step": (
         given("labels", beta=0.5),
         [given("labels", beta=b, epoch=n, seed=n) for n, b in enumerate((0.25, 0.75, 0.5, 1.0, 0.125))],
+    ),
+    "memory written": (
+        given("labels"),
+        [given("labels", shift=True), given(shift=True, rows=5), given("labels", shift=True, seed=1)],
     ),
     "several at once": (
         given("labels"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from kind_models import KINDS, check_calls, close, given, loss_of, model_and_twin
 from processes import run_ranks
+from torch import nn
 
 import autopipe
 from autopipe.errors import InputError
@@ -124,6 +125,33 @@ def test_option_of_many_values():
     with pytest.raises(InputError, match=r"argument mode has had 8 values so far.*torch.tensor"):
         pipe(**given(mode="fast 8"))
     close(pipe(**given(mode="fast 3")), twin(**given(mode="fast 3")))
+
+
+def test_draws_of_another_kind_do_not_depend_on_the_cut():
+    losses = []
+    for n_stages in (1, 3):
+        pipe = autopipe.split(model_and_twin()[0], n_stages, kwargs=given("labels"), costs="estimated")
+        rt = pipe.runtime(n_microbatches=2)
+        torch.manual_seed(3)
+        losses.append([rt.step(**given("labels", drop=p)).loss.item() for p in (0.5, 0.5, 0.0)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    assert len({round(loss, 9) for loss in losses[0]}) == 3
+
+
+def test_memory_of_inputs_written_by_another_kind_is_refused():
+    class Marks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+        def forward(self, x, mark=False):
+            if mark:
+                x[:, 0] = 1.0
+            return self.body(x)
+
+    pipe = autopipe.split(Marks(), 2, args=(torch.ones(2, 4),), costs="estimated")
+    with pytest.raises(InputError, match="writes"):
+        pipe(torch.zeros(2, 4), mark=True)
 
 
 def test_what_no_plan_has_a_place_for_is_refused():

@@ -1,7 +1,7 @@
 """What a recording is made of. Making one is left to ``record``.
 
 - A recording: ``call`` (a node), ``regions`` (grad mode, autocast and hooks around it), ``module_modes`` (a
-  module in another mode), ``lifting`` (functions that hold tensors).
+  module in another mode), ``lifting`` (functions that hold tensors), ``memory`` (what calls write into).
 - Running it: ``perform``; code for it: ``named``; words for it: ``describe``.
 - Knowledge about torch: ``functions`` (what each does), ``streams`` (which draw random numbers), ``labels``
   (losses that average over labels).

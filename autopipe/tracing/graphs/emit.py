@@ -13,6 +13,7 @@ from torch import fx, nn
 from ...torch_private import fx_graph
 from ..calls import regions
 from ..calls.call import Recording, map_calls
+from ..calls.memory import written
 from .scope import OWN, attach
 
 __all__ = ["graph", "module"]
@@ -32,6 +33,11 @@ def graph(recording: Recording) -> fx.Graph:
         if call.stream is not None:  # an op may draw in the other form alone
             node.meta["stream"] = call.stream
         nodes[id(call)] = node
+    for memory in written(recording.calls):
+        names = frozenset(c.name for c in memory.together)
+        for call in memory.together:
+            meta = nodes[id(call)].meta
+            meta["together"] = names | meta.get("together", frozenset())
     return out
 
 

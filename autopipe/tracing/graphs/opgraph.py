@@ -19,6 +19,7 @@ from ..calls.call import Call, Depends, Recording, calls_in
 from ..calls.functions import storages, tensors
 from ..calls.kinds import Kind, describe, dtype_name
 from ..calls.lifting import Closure
+from ..calls.memory import written
 from ..calls.module_modes import in_modes
 from ..calls.named import Setter, qualified_name
 
@@ -272,15 +273,9 @@ def _derived(derivative: Call) -> set[str]:
 def _aliases(recording: Recording, order: set[tuple[str, str]]) -> list[set[str]]:
     """Per memory that is written: its users up to the last write, kept in order and together."""
     out = []
-    calls = [c for c in recording.calls if c.op != "output"]
-    held = frozenset().union(*(c.storages for c in calls if c.op in ("placeholder", "get_attr")))
-    for storage in frozenset().union(*(c.writes for c in calls)):
-        users = [c for c in recording.calls if storage in c.storages | c.reads or storage in c.writes]
-        last = max(i for i, c in enumerate(users) if storage in c.writes)
-        together = users if storage in held else users[: last + 1]
-        together = [c for c in together if c.op not in ("placeholder", "get_attr", "output")]
-        out.append({c.name for c in together})
-        writes = [c for c in users if storage in c.writes]
+    for memory in written(recording.calls):
+        out.append({c.name for c in memory.together})
+        users, writes = memory.users, memory.writes
         order.update(
             (a.name, b.name)
             for i, a in enumerate(users)
