@@ -16,7 +16,7 @@ from autopipe.runtime import Runtime
 from autopipe.runtime.data.feed import Feed
 from autopipe.runtime.data.microbatch import Batch
 from autopipe.runtime.execute.program import compile_program, pick_schedule
-from autopipe.runtime.wire.announcement import HOST_PACK_BYTES, Announcement, Form
+from autopipe.runtime.wire.announcement import HOST_PACK_BYTES, LIKE, Announcement, Form
 from autopipe.runtime.wire.boundary import SETTLED_AFTER, Book, Frame, edges_between, flatten
 from autopipe.simulator import plan_transfers
 
@@ -84,7 +84,7 @@ def test_tensors_of_a_message_share_one_until_they_are_large():
     told = Announcement(tuple(Form.of(t, t.is_floating_point()) for t in sent))
     wire = told.to_wire(sent)
     assert [t.nbytes >= HOST_PACK_BYTES for t in wire] == [True, False]
-    assert [t.shape for t in wire] == [b.shape for b in told.buffers(torch.device("cpu"))]
+    assert [t.shape for t in wire] == [b.shape for b in map(LIKE, told.molds(torch.device("cpu")))]
     found = told.from_wire([t.clone() for t in wire], torch.device("cpu"))
     assert all(torch.equal(a, b) for a, b in zip(found, sent, strict=True))
     found[0].zero_()
@@ -101,7 +101,7 @@ def test_every_dtype_is_bytes_on_the_wire(dtype):
     told = Announcement.heard(Announcement(tuple(map(Form.of, sent))).told())
     wire = told.to_wire(sent)
     assert [t.nbytes for t in wire] == [sent[2].nbytes, 64]
-    assert [(t.shape, t.dtype) for t in wire] == [(b.shape, b.dtype) for b in told.buffers(CPU)]
+    assert [(t.shape, t.dtype) for t in wire] == [(b.shape, b.dtype) for b in map(LIKE, told.molds(CPU))]
     for made, given in zip(told.from_wire(wire, CPU), sent, strict=True):
         assert (made.dtype, made.shape) == (dtype, given.shape)
         assert torch.equal(made.view(-1).view(torch.uint8), given.view(-1).view(torch.uint8))

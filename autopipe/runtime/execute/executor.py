@@ -143,7 +143,7 @@ class Executor:
             for edge in worker.edges_in:
                 if edge.source not in self._workers:
                     values = self._way(Values, edge, edge.source)
-                    take = functools.partial(_take, worker, values, edge, m)
+                    take = functools.partial(values.take, worker.accept, m)
                     yield take, (action, values.peer), _arrival("F", edge.source, action, values.peer)
         elif action.kind != "W":
             for edge in worker.edges_out:
@@ -223,10 +223,6 @@ class Executor:
             f"the plan predicted {format_bytes(predicted)} for rank {rank}'s stages, limit {limit_words}; "
             "use more microbatches, or plan with a lower memory_limit"
         )
-
-
-def _take(worker: Worker, values: Values, edge: Edge, m: int) -> None:
-    worker.accept(edge, m, values.take(m))
 
 
 def _arrival(kind: str, source: int, action: Action, peer: int) -> ProgramStep:

@@ -366,7 +366,8 @@ def _picked(
     edge: Edge, outputs: Sequence[Any], values: Sequence[Any]
 ) -> tuple[Sequence[Tensor], Frame | None]:
     """What goes along an edge, of what its source gave and took."""
-    return flatten([outputs[o] if o >= 0 else values[~o] for o in edge.outputs])
+    given = (*outputs, *reversed(values))  # where ~i is the i-th of what it took
+    return flatten(list(map(given.__getitem__, edge.outputs)))
 
 
 @contextlib.contextmanager

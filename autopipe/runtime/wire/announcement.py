@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import torch
@@ -19,7 +19,7 @@ from ... import accelerator
 from .boundary import Frame
 from .values import dtype_of, name_of
 
-__all__ = ["Announced", "Announcement", "Form", "ToldForm", "oddity"]
+__all__ = ["LIKE", "Announced", "Announcement", "Form", "ToldForm", "oddity", "plain"]
 
 PACK_BYTES = 1 << 14
 HOST_PACK_BYTES = 1 << 20
@@ -77,7 +77,7 @@ class Form:
 
     def to_wire(self, tensor: Tensor) -> Tensor:
         """Contiguous, and with conjugation or negation that torch only notes carried out."""
-        return _plain(tensor.permute(self.order) if self.order else tensor)
+        return plain([tensor.permute(self.order) if self.order else tensor])[0]
 
     def from_wire(self, laid: Tensor) -> Tensor:
         """The tensor again, of what came."""
@@ -96,7 +96,7 @@ class Form:
 
 
 NOTHING = Form((0,), torch.uint8)
-_like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+LIKE = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
 def oddity(tensor: Tensor) -> str:
@@ -108,10 +108,14 @@ def oddity(tensor: Tensor) -> str:
     return "quantized" if tensor.is_quantized else ""
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.contiguous()
+def plain(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors as they lie on the wire where an announcement ``is_bare``: contiguous, as they are."""
+    laid = []
+    for tensor in tensors:
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.resolve_conj().resolve_neg()
+        laid.append(tensor.contiguous())
+    return laid
 
 
 def _order(tensor: Tensor) -> tuple[int, ...]:
@@ -174,7 +178,7 @@ class Announcement:
     packed: tuple[tuple[int, int, int], ...] = dataclasses.field(default=(), init=False, compare=False)
     pack: Form = dataclasses.field(default=NOTHING, init=False, compare=False)
     on_wire: tuple[Form, ...] = dataclasses.field(default=(), init=False, compare=False)
-    _molds: Sequence[Tensor] = dataclasses.field(default=(), init=False, compare=False)
+    known_molds: Sequence[Tensor] = dataclasses.field(default=(), init=False, compare=False)
 
     def told(self) -> Announced:
         """As a message."""
@@ -196,16 +200,14 @@ class Announcement:
                 return False
         return True
 
-    def buffers(self, device: torch.device) -> list[Tensor]:
-        """Empty memory for what is on the wire: the large tensors, then the pack."""
-        if len(self._molds) != len(self.on_wire):
-            object.__setattr__(self, "_molds", [form.mold(device) for form in self.on_wire])
-        return list(map(_like, self._molds))
+    def molds(self, device: torch.device) -> Sequence[Tensor]:
+        """What is on the wire without memory, to be made :data:`LIKE`: the large tensors, then the pack."""
+        if len(self.known_molds) != len(self.on_wire):
+            object.__setattr__(self, "known_molds", [form.mold(device) for form in self.on_wire])
+        return self.known_molds
 
     def to_wire(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors as :meth:`buffers` lays them out; what has no numbers is not sent."""
-        if self.is_bare:
-            return list(map(_plain, tensors))
+        """The tensors as :meth:`molds` lay them out; what has no numbers is not sent."""
         laid = [self.tensors[i].to_wire(tensors[i]) for i in self.alone]
         if self.packed:
             pack = self.pack.empty(tensors[self.packed[0][0]].device)
@@ -217,8 +219,6 @@ class Announcement:
 
     def from_wire(self, buffers: list[Tensor], device: torch.device) -> list[Tensor]:
         """The tensors again, out of filled buffers."""
-        if self.is_bare:
-            return buffers
         found = dict(zip(self.alone, buffers, strict=False))
         for i, start, end in self.packed:
             # as data, so that changing one in place is no change of the others to autograd

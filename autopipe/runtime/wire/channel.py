@@ -10,7 +10,7 @@ depend on data) never settles. Tensors are sent bare, small ones of a message pa
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ... import accelerator
 from ...errors import StepError
-from .announcement import Announced, Announcement, Form, oddity
+from .announcement import LIKE, Announced, Announcement, Form, oddity, plain
 from .boundary import Book, Edge
 from .link import SENT
 from .peers import Peers
@@ -83,9 +83,10 @@ class _Way:
         """Start receiving what there is of microbatch ``m``."""
         channel, peer = self._channel, self.peer
         announced = self._book.settled.get(channel.signatures[m]) or self._learn(m)
-        buffers = announced.buffers(channel.device)
-        groups = channel.groups
-        works = [groups[buffer.is_cpu].recv(buffer, peer) for buffer in buffers]
+        buffers = list(map(LIKE, announced.known_molds or announced.molds(channel.device)))
+        works = []
+        for buffer in buffers:
+            works.append(channel.groups[buffer.is_cpu].recv(buffer, peer))
         self._arriving[m] = announced, buffers, works
 
     def _wait(self, m: int) -> tuple[Announcement, list[Tensor]]:
@@ -93,7 +94,7 @@ class _Way:
         announced, buffers, works = self._arriving.pop(m)
         for work, buffer in zip(works, buffers, strict=True):
             channel.groups[buffer.is_cpu].wait(work)
-        return announced, announced.from_wire(buffers, channel.device)
+        return announced, buffers if announced.is_bare else announced.from_wire(buffers, channel.device)
 
     def _announce(self, m: int, found: Announcement) -> None:
         self._note(m, found)
@@ -134,13 +135,16 @@ class Values(_Way):
                 f"{', '.join(edge.names)} where inputs of the same shapes gave {known} many times before; "
                 "keep ops whose shapes depend on data this rarely in one stage"
             )
-        self._channel.send(known.to_wire(tensors), self.peer)
+        self._channel.send(plain(tensors) if known.is_bare else known.to_wire(tensors), self.peer)
 
-    def take(self, m: int) -> list[Any]:
-        """Wait for the values of microbatch ``m``: detached, requiring gradients as at their source."""
+    def take(self, accept: Callable[[Edge, int, list[Any]], object], m: int) -> None:
+        """Wait for the values of microbatch ``m``, and have their destination ``accept`` them.
+
+        They are detached, and require gradients as at their source.
+        """
         announced, tensors = self._wait(m)
         self._edge.keep_leaves(m, tensors, announced.flags)
-        return tensors if announced.frame is None else announced.frame.fill(tensors)
+        accept(self._edge, m, tensors if announced.frame is None else announced.frame.fill(tensors))
 
 
 class Gradients(_Way):
@@ -159,13 +163,18 @@ class Gradients(_Way):
             forms = tuple(Form.of(g, True) for g in dense if g is not None)
             known = Announcement(forms, None, tuple(g is not None for g in grads))
             self._announce(m, known)
-        self._channel.send(known.to_wire(self._as_announced(grads, known)), self.peer)
+        given = self._as_announced(grads, known)
+        self._channel.send(plain(given) if known.is_bare else known.to_wire(given), self.peer)
 
     def _as_announced(self, grads: Sequence[Tensor | None], known: Announcement) -> list[Tensor]:
         """The gradients that are sent: dense, and zero where there is none this time."""
-        dense = [grad for grad in grads if grad is not None and grad.layout is torch.strided]
-        if len(dense) == len(grads) == len(known.tensors):
-            return dense
+        out: list[Tensor] = []
+        for grad in grads:
+            if grad is None or grad.layout is not torch.strided:
+                break
+            out.append(grad)
+        if len(out) == len(grads) == len(known.tensors):
+            return out
         out = []
         forms = iter(known.tensors)
         for grad, is_sent in zip(grads, known.present, strict=True):
