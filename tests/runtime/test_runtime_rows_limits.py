@@ -47,6 +47,18 @@ OPEN: dict[str, Callable[[Tensor], Tensor]] = {
     "multiple": lambda h: h * math.lcm(len(h), 4),
     "third": lambda h: h * (round(len(h) / 3) + 1),
 }
+FAR_LIMITS = {"rows": 500}
+FAR: dict[str, Callable[[Tensor], Tensor]] = {
+    "branch": lambda h: h * 2 if len(h) > 500 else h,
+    "held": lambda h: h * 2 if len(h) > FAR_LIMITS["rows"] else h,
+    "elements": lambda h: h * 2 if h.numel() > 2_000 else h,
+    "bytes": lambda h: h * 2 if h.nbytes > 16_000 else h,
+    "chunks": lambda h: torch.cat([piece * (1 + i) for i, piece in enumerate(h.split(500))]),
+    "first": lambda h: torch.cat([h[:500], h[500:] * 2]),
+    "behind": lambda h: h * torch.arange(1, len(h) + 1).clamp(min=500)[:, None],
+    "most": lambda h: h * max(500, len(h)),
+}
+"""The same of more rows than a form is run on."""
 FREE: dict[str, Callable[[Tensor], Tensor]] = {
     "size": lambda h: h.reshape(len(h), -1) * torch.ones(len(h), 1),
     "zeros": lambda h: torch.cat([h, h.new_zeros(len(h), 4)], 1)[:, :4],
@@ -80,11 +92,11 @@ class Limited(nn.Module):
         return F.cross_entropy(self.layers(self.act(self.ahead(x))), y)
 
 
-def stepped(act: Callable[[Tensor], Tensor], is_whole: bool) -> tuple[float, float]:
-    """The loss of a step of thirty rows in two microbatches, and the plain model's; recorded on eight."""
+def stepped(act: Callable[[Tensor], Tensor], is_whole: bool, n_rows: int = 30) -> tuple[float, float]:
+    """The loss of a step of so many rows in two microbatches, and the plain model's; recorded on eight."""
     torch.manual_seed(0)
     model = Limited(act, is_whole).double()
-    x, y = torch.randn(30, 4, dtype=torch.float64), torch.arange(30) % 3
+    x, y = torch.randn(n_rows, 4, dtype=torch.float64), torch.arange(n_rows) % 3
     expected = model(x, y).item()
     pipe = autopipe.split(model, 2, (x[:8], y[:8]), costs="estimated", n_microbatches=2)
     return pipe.runtime().step(x, y).loss.item(), expected
@@ -107,6 +119,45 @@ def test_so_is_one_that_only_code_kept_whole_has(name):
 def test_so_is_what_a_function_makes_of_their_number(name):
     with pytest.raises(InputError, match="depend on one another"):
         stepped(OPEN[name], is_whole=False)
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_a_far_limit_in_code_kept_whole_is_refused_for_batches_beyond_it(name):
+    with pytest.raises(InputError, match=r"act at .*, on more than (49\d|500) rows"):
+        stepped(FAR[name], True, 600)
+    found, expected = stepped(FAR[name], True, 400)
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["behind", "branch", "chunks", "elements", "first"])
+def test_so_is_one_in_open_code(name):
+    with pytest.raises(InputError, match="depend on one another"):
+        stepped(FAR[name], False, 600)
+    found, expected = stepped(FAR[name], False, 200)
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+class Wide(nn.Module):
+    """A limit in a layer that is given rows of 32 KiB, and holds it in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead, self.act, self.behind = nn.Linear(4, 4096), Kept(self.limited), nn.Linear(4096, 3)
+        self.limits = {"rows": 20}
+
+    def limited(self, h: Tensor) -> Tensor:
+        return h * 2 if h.shape[0] > self.limits["rows"] else h
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.behind(self.act(self.ahead(x))), y)
+
+
+def test_a_limit_in_a_layer_of_wide_rows_is_refused():
+    torch.manual_seed(0)
+    model, x, y = Wide().double(), torch.randn(30, 4, dtype=torch.float64), torch.arange(30) % 3
+    pipe = autopipe.split(model, 2, (x[:8], y[:8]), costs="estimated", n_microbatches=2)
+    with pytest.raises(InputError, match="depend on one another"):
+        pipe.runtime().step(x, y)
 
 
 @pytest.mark.parametrize("is_whole", [False, True])

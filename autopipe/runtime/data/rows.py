@@ -56,6 +56,10 @@ class MixedRows:
         always = always or next((m.always for m in others if m.always), "")
         training = training or next((m.training for m in others if m.training), "")
         always = always or self._capture.answered_otherwise(batch.forms, batch.of_all)
+        limits = (m.beyond for m in (found, *others) if m.beyond and not self._is_whole)
+        always = always or next(
+            (f"{what}, on more than {n} rows" for n, what in limits if sum(batch.rows) > n), ""
+        )
         less = f"in training: {training}" if training and self._model.training else ""
         backwards = (m.backward for m in (found, *others) if m.backward and has_backward)
         less = less or next(backwards, "")

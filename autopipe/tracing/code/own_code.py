@@ -6,8 +6,9 @@ What is looked for in them is left to ``rows``.
 from __future__ import annotations
 
 import functools
+import itertools
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from ..state.global_names import is_foreign
 __all__ = ["OwnCode"]
 
 _NO_CODE = frozenset({bool, dict, float, int, list, set, str, tuple, type(None), nn.Parameter, torch.Tensor})
+_MOST_INSIDE = 64
+"""So many numbers are looked at in one list or dict."""
 
 
 class OwnCode:
@@ -32,6 +35,7 @@ class OwnCode:
         self._is_own = functools.cache(self._looks_own)
         self._names = functools.cache(self._named)
         self._of_class = functools.cache(_made_of_class)
+        self._numbers = functools.cache(self._numbered)
 
     def is_own(self, call: Call) -> bool:
         """Whether a call runs a function that stays whole, or a module with one inside that is not torch's.
@@ -49,6 +53,10 @@ class OwnCode:
         """The names of globals and attributes that those ask for, and of the contexts that they run in."""
         return self._names(call.op == "call_module", call.target)
 
+    def numbers(self, call: Call) -> frozenset[int]:
+        """The whole numbers above one that those have, or that what they name holds."""
+        return self._numbers(call.op == "call_module", call.target)
+
     def _looks_own(self, is_module: bool, target: Any) -> bool:
         if not is_module:
             return is_code(target)
@@ -60,6 +68,13 @@ class OwnCode:
         names = (_names_in(f.__code__) for f in held if isinstance(f, types.FunctionType))
         contexts = (type(f.__self__).__name__ for f in held if isinstance(f, types.MethodType))
         return frozenset(contexts).union(*names)
+
+    def _numbered(self, is_module: bool, target: Any) -> frozenset[int]:
+        held = self._within(is_module, target)
+        bound = {id(m.__func__): m.__self__ for m, _ in held if isinstance(m, types.MethodType)}
+        functions = ((f, bound.get(id(f), owner)) for f, owner in held if isinstance(f, types.FunctionType))
+        each = (_numbers_of(f, owner) for f, owner in functions)
+        return frozenset(n for numbers in each for n in numbers if n > 1)
 
     def _looked_for(self, is_module: bool, target: Any) -> list[tuple[Any, Any]]:
         if not is_module:
@@ -90,6 +105,38 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
     """The names of globals and attributes that code asks for, that within it as well."""
     inner = (_names_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
     return frozenset(code.co_names).union(*inner)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _constants_in(code: types.CodeType) -> tuple[Any, ...]:
+    """What is written in code, that within it as well."""
+    inner = (_constants_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    return (*code.co_consts, *itertools.chain(*inner))
+
+
+def _numbers_of(function: types.FunctionType, owner: Any) -> Iterator[int]:
+    """The whole numbers that a function has or names: its own, of its file, around it, of its module."""
+    names = _names_in(function.__code__)
+    named = [function.__globals__.get(name) for name in names]
+    named += (
+        [getattr(owner, "__dict__", {}).get(n, getattr(type(owner), n, None)) for n in names]
+        if owner is not None
+        else []
+    )
+    named += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    named += [c.cell_contents for c in function.__closure__ or () if is_filled(c)]
+    for value in (*_constants_in(function.__code__), *named):
+        yield from (v for v in itertools.islice(_inside(value, names), _MOST_INSIDE) if type(v) is int)
+
+
+def _inside(value: Any, names: Collection[str]) -> Iterable[Any]:
+    """What a list or dict holds, or an object such as a config under ``names``; else the value."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return value
+    if isinstance(value, dict):
+        return value.values()
+    is_code = callable(value) or isinstance(value, types.ModuleType)
+    return [value] if is_code or not hasattr(value, "__dict__") else map(vars(value).get, names)
 
 
 def _held_by(module: nn.Module) -> Iterator[Any]:

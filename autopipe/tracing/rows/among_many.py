@@ -6,8 +6,9 @@ rows, each of a few so many times over; running a form on as many as are found i
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,33 +17,54 @@ from torch import Tensor, device
 from ...graph import Dim
 from ...units import Size, symbol
 from ..calls.call import Call, Depends, Recording, map_calls
+from ..calls.describe import call_and_place
 from ..calls.functions import plain_name, tensors
 from ..calls.perform import run_call
 from ..code.own_code import OwnCode
 from ..inputs.structure import mapped
 from .results import ROUNDED, Rows, axes
+from .thresholds import MOST
 
-__all__ = ["rows_met"]
+__all__ = ["Met", "rows_met"]
 
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _FEWER, *_STEPS = 0.25, 2, 4, 8, 16, 32
-"""How often each row comes; a call gets as many as take no more than the bytes below."""
-_MOST_BYTES = 1 << 18
+_FAR = 1 << 13
+"""How often each row comes: numbers and tensors made of sizes are asked for by far more rows, too."""
+_MOST_BYTES, _MOST_BYTES_NAMED = 1 << 18, 1 << 22
+"""What rows given to code take at the most; where it names a number of rows, to come to that."""
+_MOST_ROWS = 1 << 12
+"""As many code is given at the most."""
+_MOST_ELEMENTS = 1 << 18
+"""As many has a tensor made of sizes alone at the most."""
 _EVEN = frozenset({"add", "getitem", "mul", "neg", "size", "sub"})
 """Functions of numbers that have no limit."""
-_READ = frozenset({"len", "shape", "size", "numel", "__len__"})
-"""Names of what tells how many rows there are."""
+_READ = frozenset({
+    "__len__", "chunk", "len", "nbytes", "nelement", "numel", "shape", "size", "split", "tensor_split",
+    "unbind",
+})  # fmt: skip
+"""Names of what tells how many rows there are, or goes by it."""
 
 
-def rows_met(
-    code: OwnCode, form: Recording, run: Rows, n: int, dim: Dim, shapes: _Shapes, at: device
-) -> set[int]:
-    """How many rows there are where such a call first gives others than for ``n``; ``run`` runs the form."""
+@dataclasses.dataclass(slots=True)
+class Met:
+    """How many rows there are where something first gives others than for few.
+
+    ``near`` are such numbers, for a form to be run on. Where it takes more rows than are run, ``far`` has how
+    many still give the same, with what no longer does, in words.
+    """
+
+    near: set[int] = dataclasses.field(default_factory=set)
+    far: dict[int, str] = dataclasses.field(default_factory=dict)
+
+
+def rows_met(code: OwnCode, form: Recording, run: Rows, n: int, dim: Dim, shapes: _Shapes, at: device) -> Met:
+    """How many rows there are where some call first gives others than for ``n``; ``run`` runs the form."""
     look = _Look(code, form, n, dim, shapes, at)
     if look.is_any:
         run("a" * (n // 2) + "b" * (n // 2), look)
-    return look.found
+    return look.met
 
 
 class _Look:
@@ -60,8 +82,10 @@ class _Look:
         self._of_sizes, self._asked = by_rows, {id(c) for c in asked}
         self._needed = self._asked.union(*({id(i) for i in c.inputs} for c in asked))
         self._few: dict[int, Any] = {}
-        self._made: dict[float, dict[int, Any]] = {times: {} for times in (_FEWER, *_STEPS)}
-        self.found: set[int] = set()
+        self._made: dict[tuple[int, float], Any] = {}
+        self._most: dict[int, int] = {}
+        self._seen = set[Any]()
+        self.met = Met()
 
     def _tells(self, given: Call, call: Call) -> bool:
         """Whether a tensor of the inputs' tells a call made of sizes how many rows there are."""
@@ -71,9 +95,11 @@ class _Look:
         return any(self._symbol in getattr(n, "free_symbols", ()) for n in sizes)
 
     def _is_code(self, call: Call) -> bool:
-        """Whether a call runs code kept whole that asks for sizes, and leaves nothing behind."""
+        """Whether a call runs code kept whole that may go by sizes, and leaves nothing behind."""
         leaves = call.is_random or call.writes or call.mutated or call.keeps or call.has_effect
-        return self._code.is_own(call) and not leaves and not _READ.isdisjoint(self._code.names(call))
+        if leaves or not self._code.is_own(call):
+            return False
+        return not _READ.isdisjoint(self._code.names(call)) or max(self._code.numbers(call), default=0) > MOST
 
     def __call__(self, call: Call, value: Any) -> None:
         if id(call) in self._needed:
@@ -82,8 +108,7 @@ class _Look:
             return
         try:
             if id(call) in self._of_sizes:
-                for times, made in self._made.items():
-                    made[id(call)] = self._of_many(call, times)
+                self._most[id(call)] = self._most_times(call, value)
                 self._compare_number(call, value)
             if times := self._n_times(call):
                 self._compare_rows(call, value, times)
@@ -94,39 +119,70 @@ class _Look:
     def _compare_number(self, call: Call, value: Any) -> None:
         """Note from where on a number is another that is the same for few and for fewer rows."""
         if (isinstance(value, Tensor) and not value.ndim) or isinstance(value, (int, float)):
-            fewer, *more = (made[id(call)] for made in self._made.values())
-            if fewer == value and (others := [t for t, n in zip(_STEPS, more, strict=True) if n != value]):
-                self.found.add(self._n * others[0])
+            same = 1
+            steps = [t for t in (*_STEPS, _FAR) if t <= self._most[id(call)]]
+            for times in steps if self._of_many(call, _FEWER) == value else ():
+                if self._of_many(call, times) != value:
+                    self._note(call, self._n * same, self._n * times)
+                    return
+                same = times
 
     def _compare_rows(self, call: Call, value: Any, times: int) -> None:
-        pairs = zip(tensors(value), tensors(self._of_many(call, times)), strict=True)
-        for i, (few, many) in enumerate(pairs):
+        for i in range(len([*tensors(value)])):
             for axis in axes(call, i, self._dim, self._shapes):
-                self._compare(few, many, axis, times)
+                self._compare(call, value, i, axis, times)
 
     def _n_times(self, call: Call) -> int:
-        """As often as rows may come for a call; 0 where what it is given is too large."""
+        """As often as rows may come for a call; 0 where what it is given is too large, or was seen alike."""
         if id(call) in self._of_sizes:
-            return _STEPS[-1]
-        n_bytes = sum(t.nbytes for c in call.inputs for t in tensors(self._few[id(c)]))
-        return max((times for times in _STEPS if times * n_bytes <= _MOST_BYTES), default=0)
+            return self._most[id(call)] if isinstance(self._few[id(call)], Tensor) else 0
+        given = [t for c in call.inputs for t in tensors(self._few[id(c)])]
+        numbers = self._code.numbers(call)
+        kind = (
+            frozenset(f.__code__ for f, _ in self._code.functions(call)),
+            numbers,
+            *((t.shape, t.dtype) for t in given),
+        )
+        if kind in self._seen:
+            return 0
+        self._seen.add(kind)
+        n_bytes = sum(t.nbytes for t in given) or 1
+        usual = max((times for times in _STEPS if times * n_bytes <= _MOST_BYTES), default=0)
+        named = min(max(numbers, default=0), _MOST_ROWS) // self._n + 1
+        most = min((self._most[id(c)] for c in call.inputs if id(c) in self._of_sizes), default=_FAR)
+        return min(most, max(usual, min(named, _MOST_BYTES_NAMED // n_bytes)))
+
+    def _most_times(self, call: Call, value: Any) -> int:
+        """As often as rows may come for something made of sizes, and for what that is made of."""
+        made = zip(tensors(value), self._shapes.get(id(call), ()), strict=False)
+        grown = [(tensor.numel(), len(self._along(sizes))) for tensor, sizes in made]
+        most = min((self._most[id(c)] for c in call.inputs if id(c) in self._of_sizes), default=_FAR)
+        fits = (t for t in (*_STEPS, _FAR) if all(n * t**k <= _MOST_ELEMENTS for n, k in grown))
+        return min(most, max(fits, default=0))
 
     def _of_many(self, call: Call, times: float) -> Any:
         def grown(given: Call) -> Any:
             if id(given) in self._of_sizes:
-                return self._made[times][id(given)]
+                return self._of_many(given, times)
             value = self._few[id(given)]
             made = enumerate(tensors(value))
             each = {id(t): self._grown(given, i, t, times, call) for i, t in made}
             return mapped(lambda leaf: each.get(id(leaf), leaf), value)
 
-        args, kwargs = map_calls(call.args, grown), map_calls(call.kwargs, grown)
-        return run_call(self._code.model, self._form.constants, call, args, kwargs, {}, self._at)
+        if (id(call), times) not in self._made:
+            args, kwargs = map_calls(call.args, grown), map_calls(call.kwargs, grown)
+            made = run_call(self._code.model, self._form.constants, call, args, kwargs, {}, self._at)
+            if id(call) not in self._of_sizes:
+                return made
+            self._made[id(call), times] = made
+        return self._made[id(call), times]
+
+    def _along(self, sizes: Iterable[Size]) -> list[int]:
+        return [a for a, n in enumerate(sizes) if self._symbol in getattr(n, "free_symbols", ())]
 
     def _grown(self, given: Call, i: int, tensor: Tensor, times: float, call: Call) -> Tensor:
         """A tensor with each row so many times; sizes alone of it are asked for on the meta device."""
-        sizes = self._shapes[id(given)][i]
-        along = [a for a, n in enumerate(sizes) if self._symbol in getattr(n, "free_symbols", ())]
+        along = self._along(self._shapes[id(given)][i])
         if not along:
             return tensor
         if along != axes(given, i, self._dim, self._shapes) or len(along) > 1:
@@ -136,15 +192,33 @@ class _Look:
             return tensor.new_empty(shape, device="meta")
         return tensor.repeat_interleave(int(times), along[0])
 
-    def _compare(self, few: Tensor, many: Tensor, axis: int, times: int) -> None:
+    def _compare(self, call: Call, value: Any, i: int, axis: int, times: int) -> None:
         """Note the first row that is another, where the few are the same in any place."""
-        half = self._n // 2
+        half, few = self._n // 2, [*tensors(value)][i]
         first = torch.tensor([0] * half + [half] * half, device=few.device)
-        there = few.index_select(axis, first).repeat_interleave(times, axis)
-        if many.shape != there.shape or _others(few, few.index_select(axis, first), axis):
+
+        def others(times: int) -> list[int]:
+            many = [*tensors(self._of_many(call, times))][i]
+            there = few.index_select(axis, first).repeat_interleave(times, axis)
+            return _others(many, there, axis) if many.shape == there.shape else []
+
+        if _others(few, few.index_select(axis, first), axis) or not (found := others(times)):
             return
-        if others := _others(many, there, axis):
-            self.found.add(others[0] + 1 if others[0] >= self._n else self._n * times)
+        if found[0] >= self._n:
+            self._note(call, found[0], found[0] + 1)
+            return
+        same = 1
+        while times - same > 1:
+            between = (same + times) // 2
+            same, times = (same, between) if others(between) else (between, times)
+        self._note(call, self._n * same, self._n * times)
+
+    def _note(self, call: Call, same: int, other: int) -> None:
+        """A call gives for ``other`` rows what it does not for as many as the ``same`` and fewer."""
+        if other <= MOST:
+            self.met.near.add(other)
+        else:
+            self.met.far.setdefault(max(same, self._n), call_and_place(call))
 
 
 def _is_of_sizes(call: Call) -> bool:

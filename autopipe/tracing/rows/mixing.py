@@ -74,6 +74,7 @@ def mixing(
     found: dict[bool, str] = {}
     sums: list[bool] = []
     elsewhere, own = False, own or OwnBackwards(code, dim, shapes)
+    beyond: list[tuple[int, str]] = []
     for training in sorted(forms):
         form, begin = forms[training], functools.partial(start, training)
         if training and found[False]:
@@ -117,11 +118,19 @@ def mixing(
             if seen is not None and not found[training]:
                 run = functools.partial(rows_of, *told)
                 asked = Asked(code, *told[1:], shapes, results, run, seen, is_sure, takes)
-                found[training], elsewhere = first_found(asked)
+                found[training], elsewhere, far = first_found(asked)
+                beyond += [far] if far else []
             if not found[training]:
                 found[training] = _by_noise(code, form, given, dim, shapes, device, begin, takes)
     is_sum = bool(sums) and all(sums) and not found[False]
-    return Mixing(found[False], found.get(True, ""), sums=is_sum, is_asked=bool(sums), elsewhere=elsewhere)
+    return Mixing(
+        found[False],
+        found.get(True, ""),
+        sums=is_sum,
+        is_asked=bool(sums),
+        elsewhere=elsewhere,
+        beyond=min(beyond, default=None),
+    )
 
 
 def _by_noise(

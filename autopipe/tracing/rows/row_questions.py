@@ -20,7 +20,7 @@ from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from ..code.own_code import OwnCode
-from .among_many import rows_met
+from .among_many import Met, rows_met
 from .class_weights import by_class_weights
 from .data_dependent import Reading, Turn, Turned, Watch, alike, numbers_apart, reading, scales
 from .held_back import holds_back, mixed_in_gradients
@@ -28,7 +28,7 @@ from .inner_numbers import Around, numbers_elsewhere
 from .many_rows import untold_alone
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ
 from .tables import uneven
-from .thresholds import beside_places, rows_to_try, thresholds
+from .thresholds import MOST, beside_places, rows_to_try, thresholds
 from .varied_data import of_other_sign, of_other_weights, signed, told_otherwise, unlike, with_missing
 
 __all__ = ["Asked", "first_found", "first_mixed", "if_told", "mixed_in", "of_other_signs"]
@@ -36,6 +36,7 @@ __all__ = ["Asked", "first_found", "first_mixed", "if_told", "mixed_in", "of_oth
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _MANY = 4
+_MOST_BYTES = 1 << 26
 _PAIRS = "ab", "aa", "bb"
 
 
@@ -64,16 +65,20 @@ class Asked:
     takes: Callable[[int], bool]
 
 
-def first_found(asked: Asked) -> tuple[str, bool]:
-    """In words, what mixes rows, or nothing; and whether the example's values had to be other ones for it."""
-    for question, is_elsewhere in _questions(asked):
+def first_found(asked: Asked) -> tuple[str, bool, tuple[int, str] | None]:
+    """In words, what mixes rows, or nothing; and whether the example's values had to be other ones for it.
+
+    At last how many rows nothing mixes, where something does more of them, and what.
+    """
+    far: dict[int, str] = {}
+    for question, is_elsewhere in _questions(asked, far):
         if found := if_told(question):
-            return found, is_elsewhere
-    return "", False
+            return found, is_elsewhere, None
+    return "", False, min(far.items(), default=None)
 
 
-def _questions(asked: Asked) -> Iterator[tuple[Callable[[], str], bool]]:
-    """What to ask, each with whether it is of other values than the example's."""
+def _questions(asked: Asked, far: dict[int, str]) -> Iterator[tuple[Callable[[], str], bool]]:
+    """What to ask, each with whether it is of other values than the example's; ``far``: see :class:`Met`."""
     given, dim, shapes, results, is_sure = asked.given, asked.dim, asked.shapes, asked.results, asked.is_sure
     form, model = asked.form, asked.code.model
     mixed_among = functools.partial(_of_others, results, alone=is_sure, dim=dim, shapes=shapes)
@@ -97,7 +102,7 @@ def _questions(asked: Asked) -> Iterator[tuple[Callable[[], str], bool]]:
     if is_more:
         # what two rows do not come near to, as a largest norm, more of them may pass
         yield functools.partial(_of_more, results, asked.seen, given, dim, shapes, watch), False
-    for n, is_untold in _numbers_of_rows(asked, watch) if is_more and not asked.seen.is_noisy else ():
+    for n, is_untold in _numbers_of_rows(asked, watch, far) if is_more and not asked.seen.is_noisy else ():
         if is_untold:
             yield functools.partial(_among_more, results, asked.seen, given, n // 2 + 1, dim, shapes), True
         if in_gradients is not None:
@@ -131,14 +136,21 @@ def _in_gradients(asked: Asked, more: Sequence[int] = ()) -> str:
     return mixed_in_gradients(asked.code.model, run, made, shares, asked.dim, asked.shapes, more)
 
 
-def _numbers_of_rows(asked: Asked, watch: Watch) -> list[tuple[int, bool]]:
+def _numbers_of_rows(asked: Asked, watch: Watch, far: dict[int, str]) -> list[tuple[int, bool]]:
     """How many rows code may go by, more than many, from small to large; each with whether that is untold.
 
     It is told where only code in calls names the number, and each of these goes by rows alone there.
     """
     form, dim, shapes, least = asked.form, asked.dim, asked.shapes, 2 * _MANY
-    beyond = rows_to_try(watch.noted.beyond if watch.noted else (), least)
-    in_open = {n for n in beside_places(form, least) | beyond | _met(asked, least) if asked.takes(n + 2)}
+    met, most = _met(asked, least), max(MOST, _most_rows(asked))
+    far.update({n: words for n, words in met.far.items() if asked.takes(n + 2)})
+    cuts = rows_to_try(watch.noted.beyond if watch.noted else (), least, most)
+    in_open = {n for n in beside_places(form, least, most) | cuts | met.near if asked.takes(n + 2)}
+    for n in sorted(n for n in in_open if MOST < n < min(far, default=n + 1)):
+        if words := if_told(_among_more, asked.results, asked.seen, asked.given, n // 2 + 1, dim, shapes):
+            far[n] = words
+            break
+    in_open = {n for n in in_open if n <= MOST}
     named = thresholds(asked.code, form, least)
     limits = {call: {n for n in numbers if asked.takes(n + 2)} - in_open for call, numbers in named.items()}
     few, more = asked.run(alone=True), asked.run(alone=True, times=_MANY)
@@ -152,15 +164,21 @@ def _numbers_of_rows(asked: Asked, watch: Watch) -> list[tuple[int, bool]]:
     return [(n, n in in_open | untold) for n in sorted(in_open | numbers)]
 
 
-def _met(asked: Asked, n: int) -> set[int]:
-    """See :func:`rows_met`; none where the form does not run so."""
+def _most_rows(asked: Asked) -> int:
+    """How many rows a form may be run on for what it makes of them to take no more than the bytes below."""
+    made = sum(t.nbytes for call in asked.form.calls for t in tensors(call.value) if not t.is_nested)
+    return _MOST_BYTES * max(asked.dim.example, 1) // max(made, 1)
+
+
+def _met(asked: Asked, n: int) -> Met:
+    """See :func:`rows_met`; nothing where the form does not run so."""
     told = asked.code, asked.form, asked.run(alone=True), n, asked.dim, asked.shapes, asked.device
     try:
         return rows_met(*told)
     except Exception as error:
         # any Python of the model, on rows it may not take
         _logger.debug("what goes by how many rows there are could not be seen: %s", error)
-        return set()
+        return Met()
 
 
 def _by_other_data(asked: Asked, read: Reading) -> Iterator[Callable[..., Results]]:

@@ -20,10 +20,10 @@ from ..calls.call import Call, Depends, Recording
 from ..code.own_code import OwnCode
 from ..inputs.contents import is_filled
 
-__all__ = ["beside_places", "places_beyond", "rows_to_try", "thresholds"]
+__all__ = ["MOST", "beside_places", "places_beyond", "rows_to_try", "thresholds"]
 
-_MOST = 256
-"""More rows than this are not tried."""
+MOST = 256
+"""A form is run on no more rows than this."""
 _PIECES = frozenset({"split", "unsafe_split", "chunk", "unsafe_chunk", "tensor_split"})
 
 
@@ -32,15 +32,18 @@ def thresholds(code: OwnCode, form: Recording, least: int) -> dict[Call, set[int
     found = {}
     for call in (c for c in form.calls if code.is_own(c)):
         numbers = (n for function, owner in code.functions(call) for n in _compared(function, owner))
-        found[call] = {n for n in numbers if least < n <= _MOST}
+        found[call] = {n for n in numbers if least < n <= MOST}
     return {call: numbers for call, numbers in found.items() if numbers}
 
 
-def beside_places(form: Recording, least: int) -> set[int]:
-    """Such numbers that calls are given which make tensors of sizes alone, as of the places of rows."""
+def beside_places(form: Recording, least: int, most: int = MOST) -> set[int]:
+    """Such numbers, up to the ``most``, that calls are given which make tensors of sizes alone.
+
+    These may be the places of rows.
+    """
     of_sizes = (c for c in form.calls if c.depends & Depends.SHAPE and not c.depends & Depends.INPUT)
     makers = [c for c in of_sizes if isinstance(c.value, Tensor)]
-    return {n for c in makers for n in (*c.args, *c.kwargs.values()) if type(n) is int and least < n <= _MOST}
+    return {n for c in makers for n in (*c.args, *c.kwargs.values()) if type(n) is int and least < n <= most}
 
 
 def places_beyond(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
@@ -76,10 +79,10 @@ def _cuts(shape: Sequence[int], index: Any) -> Iterator[tuple[int, slice]]:
                 yield size, item
 
 
-def rows_to_try(found: Iterable[tuple[int, int]], n_rows: int) -> set[int]:
+def rows_to_try(found: Iterable[tuple[int, int]], n_rows: int, most: int = MOST) -> set[int]:
     """How many rows come to the ``found`` places, of axes that rows lie along, so many ``n_rows`` of them."""
     rows = (place * n_rows // size for place, size in found if size and size % n_rows == 0)
-    return {n for n in rows if n_rows < n <= _MOST}
+    return {n for n in rows if n_rows < n <= most}
 
 
 def _compared(function: types.FunctionType, owner: Any) -> Iterator[int]:

@@ -36,6 +36,7 @@ class Mixing:
     a training forward leaves otherwise when it is called on the rows in two batches, where nothing else is
     to be said of them. ``carried`` says what it leaves for the next call, which goes by it. ``one_row`` says
     what drops the axis of rows where there is one, or fails there: microbatches then have two or more.
+    ``beyond``: how many rows nothing mixes, where something mixes more of them, and what.
     """
 
     always: str = ""
@@ -49,6 +50,7 @@ class Mixing:
     carried: str = ""
     elsewhere: bool = False
     one_row: str = ""
+    beyond: tuple[int, str] | None = None
 
     @property
     def said_by_call(self) -> str:
