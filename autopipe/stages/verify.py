@@ -47,9 +47,11 @@ class Parity:
     max_gradient_error: float
 
     def __str__(self) -> str:
+        outputs = f"{self.outputs} output{'s' * (self.outputs != 1)}"
+        gradients = f"{self.gradients} gradient{'s' * (self.gradients != 1)}"
         return (
-            f"equal: {self.outputs} outputs within {self.max_output_error:.1e}, loss {self.loss:.6g} within "
-            f"{self.max_loss_error:.1e}, {self.gradients} gradients within {self.max_gradient_error:.1e}"
+            f"equal: {outputs} within {self.max_output_error:.1e}, loss {self.loss:.6g} within "
+            f"{self.max_loss_error:.1e}, {gradients} within {self.max_gradient_error:.1e}"
         )
 
 
