@@ -224,7 +224,11 @@ class Runtime(Upkeep):
         return_outputs: bool | Where = False,
         **kwargs: Any,
     ) -> StepResult:
-        """The loss of one batch without gradients, in the model's present mode."""
+        """The loss of one batch without gradients, in the model's present mode.
+
+        Arguments and errors are those of :meth:`step`. In training mode dropout is at work: call
+        ``pipe.eval()`` first for a validation loss.
+        """
         return self._runner.run(
             Request(
                 args=args,
@@ -267,7 +271,7 @@ class Runtime(Upkeep):
     def scaled(self, factor: float) -> contextlib.AbstractContextManager[None]:
         """Within it the gradients that steps make are multiplied by ``factor``; losses stay as they are.
 
-        A factor that is refused counts as a step that is: where another rank begins one, all end.
+        A factor that one rank refuses ends the step of all, as a refused batch does.
         """
         return self._runner.scaled(factor)
 
@@ -277,12 +281,12 @@ class Runtime(Upkeep):
         """One step's gradients from several batches: exactly those of all of them in one batch.
 
         Each batch is what :meth:`step` takes: a mapping of its keyword arguments (``target`` among them) or a
-        tuple of its positional ones. A batch weighs by what the loss averages over, rows or counted labels:
-        batches may be ragged. What compares rows sees those of one batch. Ranks sum their gradients once, in
-        the last.
-        Returns the loss of all batches together. Under ``feed`` the other ranks pass as many empty ones,
-        else every rank raises :class:`InputError`. Replicas may pass unlike numbers unless stages are
-        sharded.
+        tuple of its positional ones. Batches may be ragged: each weighs by what the loss averages over, rows
+        or counted labels. Losses that compare rows compare those of one batch. Ranks sum their gradients
+        once, in the last batch. Under ``feed`` the other ranks pass as many empty batches, else every rank
+        raises :class:`InputError`. Replicas may pass different numbers of batches, unless stages are sharded.
+
+        Returns the loss of all batches together. Raises what :meth:`step` raises.
         """
         return self._runner.accumulate(batches, n_microbatches)
 
@@ -312,8 +316,8 @@ class Runtime(Upkeep):
         """Clip the norm of the whole model's gradients, over all ranks, tied parameters counted once.
 
         Every rank calls it alike. ``norm_type`` is above 0, ``inf`` included. Returns the norm before
-        clipping. Raises :class:`InputError` after a step within :meth:`no_sync`, whose gradients ranks have
-        yet to sum.
+        clipping. Raises :class:`InputError` after a step within :meth:`no_sync`, since its gradients are not
+        summed over ranks yet.
         """
 
         def look() -> tuple[float, float, bool]:

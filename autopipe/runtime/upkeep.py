@@ -42,33 +42,36 @@ class Upkeep:
     ) -> Saving:
         """Save the whole model under its own names, and what trains it; every rank calls it alike.
 
-        ``path`` becomes a directory of safetensors shards with an index, as Hugging Face lays them out (with
-        ``config.json`` for transformers models, so that ``from_pretrained`` reads it), each rank writing its
-        own. ``torch.distributed.checkpoint.load`` reads all of it, into any model over any mesh, through
-        :func:`autopipe.exports.dcp_reader`, and its weights through torch's ``HuggingFaceStorageReader``.
-        There is no ``.metadata`` in it: torch's own layout is pickles, in which every weight would lie a
-        second time (:func:`autopipe.exports.to_dcp` makes it for tools that read no other). It appears whole,
-        by one rename: whatever fails or dies before leaves an earlier save there as it was. A ``path`` that
-        ends as torch's files do (``model.pt``, ``.pth``, ``.bin``, ``.ckpt``) gets one file that
-        ``model.load_state_dict(torch.load(…))`` reads instead.
+        Parameters
+        ----------
+        path: a directory for safetensors shards with an index, as Hugging Face lays them out, each rank
+            writing its own. It appears whole, by one rename: whatever fails before leaves an earlier save
+            there as it was. A path that ends as torch's files do (``model.pt``, ``.pth``, ``.bin``,
+            ``.ckpt``) gets one file instead, which ``model.load_state_dict(torch.load(…))`` reads.
+        optimizer, states: what else to save (``scheduler=``, ``scaler=``, ``loader=``, further optimizers):
+            anything with ``state_dict``. Optimizers are saved by parameter name, so that another cut or
+            number of ranks can go on from them. Other objects are saved per rank, except what they keep by
+            weights' names, as an average of ``rt.named_parameters()`` does: that goes where the weights go.
+        max_shard_bytes: the most that one shard holds, such as ``"5GB"``.
+        keep_last: with a number, ``path`` becomes a row of saves, ``step-00000120`` and so on, of which so
+            many are kept; :meth:`resume` goes on from the last.
+        background: copy everything, return, and write while training goes on. ``wait()`` on what is returned
+            says how it ended; where nobody waited, the next save does.
 
-        ``optimizer`` and ``states`` (``scheduler=``, ``scaler=``, ``loader=``, further optimizers: anything
-        with ``state_dict``) go into the directory: optimizers by parameter name, so that another cut or
-        number of ranks can go on from it; other objects per rank, but what they keep by weights' names, as
-        an average of ``rt.named_parameters()`` does, goes where the weights go. With them go the number of
-        steps, the seed and the user's random generators, and what modules keep beside their tensors
-        (``get_extra_state``). An optimizer whose class has a ``state_dict`` of its own is saved through that,
-        a ``ZeroRedundancyOptimizer`` after ``consolidate_state_dict()``, and refused where it is not laid out
-        as torch's; one that is made around another is given with that one, each under a name. Of
-        data-parallel replicas each one's objects and generators are saved where they differ, and come back to
-        as many replicas. Gradients are not kept: save after the optimizer.
+        Saved as well: the number of steps, the seed, the user's random generators, and what modules keep
+        beside their tensors (``get_extra_state``). Not saved: gradients, so save after the optimizer's step.
 
-        ``keep_last=3`` makes ``path`` a row of saves, ``step-00000120`` and so on, of which the last three
-        are kept; :meth:`resume` goes on from the last. ``background`` copies everything, returns, and writes
-        while training goes on; ``wait()`` on what is returned says how it ended, as does the next save where
-        nobody waited.
+        Who reads it: :meth:`load`; transformers' ``from_pretrained``; ``torch.distributed.checkpoint.load``,
+        all of it through :func:`autopipe.exports.dcp_reader` and its weights through torch's
+        ``HuggingFaceStorageReader``. It has no ``.metadata``, as torch's own layout, which is pickles, would
+        hold every weight a second time; :func:`autopipe.exports.to_dcp` makes that layout.
 
-        Raises :class:`StoreError` on every rank where one could not write (training may go on),
+        An optimizer whose class has a ``state_dict`` of its own is saved through that (a
+        ``ZeroRedundancyOptimizer`` after ``consolidate_state_dict()``), and refused where it is not laid out
+        as torch's. One made around another is given with that one, each under a name. Data-parallel replicas'
+        objects and generators are saved one by one where they differ, and return to as many replicas.
+
+        Raises :class:`StoreError` on every rank when one could not write (training may go on),
         :class:`InputError` for a place or an object that cannot be saved.
         """
         objects = {"optimizer": optimizer, **states}
@@ -123,8 +126,8 @@ class Upkeep:
     ) -> int:
         """Load the last whole save of a row made with ``keep_last``; the number of steps it had made.
 
-        0 where there is none yet. A damaged one is passed over with a warning for the one before it; where
-        none can be loaded, the last one's :class:`StoreError` is raised. Raises :class:`InputError` where
+        Returns 0 where there is no save yet. A damaged save is passed over for the one before, with a
+        warning. Raises the last one's :class:`StoreError` where none can be loaded, :class:`InputError` where
         ``path`` is a save itself.
         """
         with self._engine.turn:
@@ -189,8 +192,8 @@ class Upkeep:
     def report(self) -> Report:
         """Predicted beside measured, and every action of the last step; every rank calls it.
 
-        Its ``drift`` says when :meth:`rebalance` would pay.
-        On an accelerator with the most memory each rank held since the runtime was made.
+        Its ``drift`` says when :meth:`rebalance` would pay. On an accelerator it has the most memory that
+        each rank held since the runtime was made.
         """
         return step_records.report(self._engine)
 
