@@ -148,13 +148,19 @@ class _Flow:
                     self.home[name] = (earliest[name],)
                 elif node is together[name][0]:
                     free.append(node)
-            for node in reversed(free):
-                group = together[node.name]
-                users = {v for n in group for v in n.users}.difference(group)
-                ahead = {s for v in users for s in self.home.get(v.name, (self.last,))}
-                stages = sorted(ahead) or [earliest.get(node.name, self.last)]
-                chosen = tuple(stages) if _is_of_numbers(node) else (stages[0],)
-                self.home.update((n.name, chosen) for n in group)
+            moved = [bool(free)]
+            while any(moved):  # what is written comes before the memory that takes it
+                moved = [self._place_ahead(node, together[node.name], earliest) for node in reversed(free)]
+
+    def _place_ahead(self, node: fx.Node, group: Collection[fx.Node], earliest: Mapping[str, int]) -> bool:
+        """Place a node, with those beside it, where the first is that takes them; tells whether it moved."""
+        users = {v for n in group for v in n.users}.difference(group)
+        ahead = {s for v in users for s in self.home.get(v.name, (self.last,))}
+        stages = sorted(ahead) or [earliest.get(node.name, self.last)]
+        chosen = tuple(stages) if _is_of_numbers(node) else (stages[0],)
+        is_new = self.home.get(node.name) != chosen
+        self.home.update((n.name, chosen) for n in group)
+        return is_new
 
     def _earliest(
         self, capture: Capture, new: Collection[fx.Node], together: Mapping[str, Sequence[fx.Node]]

@@ -67,7 +67,7 @@ class Flexible(nn.Module):
             states.append(x)
             if kept is not None and len(states) in (1, 3):
                 kept[:, len(states) :] = x[:, : -len(states)]
-                x = x + (kept if len(states) == 3 else 0)
+                x = torch.where(kept > 0, x, kept) if len(states) == 3 else x
         logits = self.head(x)
         loss = None
         if labels is not None:
