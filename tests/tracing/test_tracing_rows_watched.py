@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from autopipe.torch_private import function_modes
 from autopipe.tracing import capture
-from autopipe.tracing.rows import data_dependent, mixing, row_questions
+from autopipe.tracing.rows import data_dependent, mixing, row_questions, tail
 
 
 class Leaf(nn.Module):
@@ -160,3 +160,31 @@ def test_numbers_are_put_elsewhere_only_where_something_may_bend(
     capture(nn.Sequential(nn.Linear(4, 4), Judging(judge)), (torch.randn(2, 4),), closed=["1"])
     assert bool(asked) is may_bend
     assert all(evenly for evenly, _ in asked)
+
+
+class Contrast(nn.Module):
+    """Each row is told from the others, by the product of their features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.layers(x)
+        return nn.functional.cross_entropy(features @ features.T, torch.arange(len(x)))
+
+
+def test_what_is_ahead_of_a_tail_is_one_form_where_the_model_is_one_in_both_modes(monkeypatch):
+    asked = []
+    real = tail.mixing
+
+    def noting(code: Any, forms: Any, *told: Any, **how: Any) -> Any:
+        asked.append(forms)
+        return real(code, forms, *told, **how)
+
+    monkeypatch.setattr(tail, "mixing", noting)
+    found = capture(Contrast(), (torch.randn(4, 4),))
+    assert found.variation.tail.ops
+    assert found.graphs[False] is found.graphs[True]
+    assert asked
+    assert all(forms[False] is forms[True] for forms in asked)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...graph import Dim
 from ...units import Size
 from ..calls.call import Call, Depends, Recording, map_calls
+from ..calls.likeness import is_equal
 from ..calls.perform import run_call
 from ..inputs.structure import Spec, flatten, unflatten
 from ..sizes.dims import axis_of
@@ -28,7 +29,6 @@ __all__ = ["untold_alone"]
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _OF_ROWS = Depends.INPUT | Depends.SHAPE
-_SIMPLE = bool, int, float, str, type(None)
 
 
 def untold_alone(
@@ -129,7 +129,7 @@ class _Value:
     def stays(self, before: _Value | None) -> bool:
         """Whether what has no rows is what it was ``before``; nothing is, where no rows have a say in it."""
         pairs = zip(self.leaves, self.places, before.leaves, strict=True) if before else ()
-        return self.is_told and all(axis is not None or _is_same(now, then) for now, axis, then in pairs)
+        return self.is_told and all(axis is not None or is_equal(now, then) for now, axis, then in pairs)
 
     def often(self, times: int) -> Any:
         """The value with row a so many times, and row b behind."""
@@ -150,14 +150,8 @@ class _Value:
 
 def _is_first_and_last(here: Any, there: Any, axis: int | None) -> bool:
     if not isinstance(there, Tensor) or axis is None:
-        return _is_same(here, there)
+        return is_equal(here, there)
     if here.ndim != there.ndim:
         return False
     pairs = [(here.select(axis, 0), there.select(axis, 0)), (here.select(axis, 1), there.select(axis, -1))]
     return all(a.shape == b.shape and is_close(a, b, ROUNDED) for a, b in pairs)
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and torch.equal(a, b)
-    return type(a) is type(b) and (a is b or (isinstance(a, _SIMPLE) and bool(a == b)))

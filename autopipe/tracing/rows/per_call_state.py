@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ...graph import Dim, batch_dim
 from ..calls.call import Call, Recording
 from ..calls.functions import tensors
+from ..calls.likeness import is_equal
 from ..code.leaves import is_atomic
 from ..code.own_code import OwnCode
 from ..sizes.guards import broken
@@ -98,7 +99,7 @@ class CallsInTurn:
         except Exception as error:  # any Python of the model, on rows it may not take
             _logger.debug("what a forward leaves could not be looked at: %s", error)
             return True
-        return before.keys() != left.keys() or not all(_is_equal(before[n], left[n]) for n in left)
+        return before.keys() != left.keys() or not all(is_equal(before[n], left[n]) for n in left)
 
 
 @torch.no_grad()
@@ -126,7 +127,7 @@ def by_call(calls: CallsInTurn) -> tuple[str, ...]:
         _logger.debug("what a forward writes could not be looked at: %s", error)
         return ()
     # what is the same to the last digit after any one call goes by their number, not by how rows add up
-    alike = {n for n in close if n not in is_off or not _is_equal(at_once[n], one.get(n))}
+    alike = {n for n in close if n not in is_off or not is_equal(at_once[n], one.get(n))}
     return tuple(name for name in at_once if name not in alike)
 
 
@@ -199,13 +200,6 @@ def _other_rows(given: Mapping[str, Tensor], dim: Dim) -> dict[str, Tensor]:
         places = torch.arange(n - 1, -1, -1, device=given[name].device) // 2
         out[name] = given[name].detach().index_select(axis, places)
     return out
-
-
-def _is_equal(a: Any, b: Any) -> bool:
-    """Equal to the last digit."""
-    if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and torch.equal(a, b)
-    return type(a) is type(b) and bool(a == b)
 
 
 def _is_same(a: Any, b: Any, allowed: Mapping[torch.dtype, float]) -> bool:

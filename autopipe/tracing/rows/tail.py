@@ -116,6 +116,8 @@ def find_tail(
         if not tail.ops or not (found.always or found.training):
             return tail
         ahead = {flag: each[0].ahead(tail) for flag, each in views.items()}
+        if forms[False] is forms[True]:
+            ahead = dict.fromkeys(ahead, ahead[True])
         if False not in ahead:
             ahead, starts[False] = {False: ahead[True]}, starts[True]
 
