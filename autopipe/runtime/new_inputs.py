@@ -44,13 +44,13 @@ def bind(engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     run in, since the model's own code may ask for the autocast there. Raises :class:`InputError` for what
     does not fit what was captured and cannot be recorded, or not any more.
     """
-    capture = engine.capture.kind_of(args, kwargs)
+    capture, bound = engine.capture.kind_of(args, kwargs)
     with autocast_context(engine.options.autocast, engine.device)():
         try:
-            values = capture.values(args, kwargs)
+            values = capture.values(args, kwargs, bound)
         except StaleError:
             with engine.shapes():
-                values = capture.values(args, kwargs)
+                values = capture.values(args, kwargs, bound)
         except InputError as error:
             if capture.is_unlike(args, kwargs):
                 _check_recordable(engine, error)
@@ -58,7 +58,7 @@ def bind(engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
                     capture, values = engine.capture.kind_met(args, kwargs)
             elif engine.frees:
                 with engine.shapes():
-                    values = capture.values(args, kwargs)
+                    values = capture.values(args, kwargs, bound)
             else:
                 raise
     capture.assumptions.begin()

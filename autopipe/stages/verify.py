@@ -104,7 +104,7 @@ def verify(
 
     def ours(*args: Any, **kwargs: Any) -> Any:
         leaves = run_stages(capture, stages, args, kwargs)
-        return capture.kind_of(args, kwargs).assemble(leaves)
+        return capture.kind_of(args, kwargs)[0].assemble(leaves)
 
     with torch.inference_mode(False), torch.enable_grad():
         with undisturbed(model), switched_off(model):

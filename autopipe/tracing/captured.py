@@ -135,14 +135,19 @@ class Capture:
         first = self.first or self
         return (first, *first.others)
 
-    def kind_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
-        """Of all kinds the capture for calls like this one; where there is none, one that says why not."""
+    def kind_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Capture, dict[str, Any] | None]:
+        """Of all kinds the capture for calls like this one; where there is none, one that says why not.
+
+        With the inputs by name where there are several kinds, as binding them tells the kind.
+        """
         first = self.first or self
         if not first.others:
-            return first
+            return first, None
         told = self.model, *self.arguments(args, kwargs)
-        found = next((kind for kind in self.kinds if kind.inputs.takes(*told)), None)
-        return found or next((kind for kind in self.kinds if not kind.inputs.is_unlike(*told)), first)
+        for kind in self.kinds:
+            with contextlib.suppress(InputError):
+                return kind, kind.inputs.bind(*told)
+        return next((kind for kind in self.kinds if not kind.inputs.is_unlike(*told)), first), None
 
     def kind_met(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Capture, dict[str, Any]]:
         """The capture for calls like this one, which is recorded now where there is none, and inputs by name.
@@ -150,9 +155,9 @@ class Capture:
         Raises :class:`InputError` as :meth:`values` does, and where such a call cannot be recorded, or not so
         that a plan for the first fits it.
         """
-        kind = self.kind_of(args, kwargs)
+        kind, bound = self.kind_of(args, kwargs)
         try:
-            return kind, kind.values(args, kwargs)
+            return kind, kind.values(args, kwargs, bound)
         except InputError as refusal:
             if kind.new_forms is None or not kind.is_unlike(args, kwargs):
                 raise
@@ -218,12 +223,17 @@ class Capture:
         values = self.values(args, kwargs)
         return values, self.form_of(values)
 
-    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What :meth:`bind` gives, also where no form is for it: there may be some for its rows."""
+    def values(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], bound: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """What :meth:`bind` gives, also where no form is for it: there may be some for its rows.
+
+        That is ``bound`` where the inputs are known by name.
+        """
         args, kwargs = self.arguments(args, kwargs)
         if self.device.type != "meta" and (changed := self.assumptions.changed()):
             self._hold_changed(changed, args, kwargs)
-        return self.inputs.bind(self.model, args, kwargs)
+        return self.inputs.bind(self.model, args, kwargs) if bound is None else bound
 
     def is_met(self, values: Mapping[str, Any]) -> bool:
         """Whether there is a form for bound inputs in the model's mode."""

@@ -104,7 +104,7 @@ def mixing(
     than the batch.
     """
     with _evaluating(capture.model):
-        capture = capture.kind_of(args, dict(kwargs))
+        capture, _ = capture.kind_of(args, dict(kwargs))
         values, form = capture.bound(*capture.arguments(args, dict(kwargs)))
         batch = with_forms(Splitter(capture).split(values, None, n_microbatches), capture)
         outputs, has_tail = Outputs(capture), "tail" in stages[-1].sections

@@ -181,14 +181,6 @@ class Inputs:
             return [self.constants.get(i)]
         return [plainly_given(number), number.before]
 
-    def takes(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether :meth:`bind` takes a call's arguments."""
-        try:
-            self.bind(model, args, kwargs)
-        except InputError:
-            return False
-        return True
-
     def is_unlike(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call that fits the signature is another in its structure or plain values."""
         try:
