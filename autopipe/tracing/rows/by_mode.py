@@ -22,13 +22,48 @@ from ..state.example_data import close_to
 from .noise import EvenNoise
 from .results import Rows
 
-__all__ = ["is_other_in_training"]
+__all__ = ["Evaluated", "is_other_in_training"]
 
 _logger = logging.getLogger("autopipe")
 
 
+class Evaluated:
+    """What the model's own code in calls of a form gives in evaluation, in the first run on rows a and b."""
+
+    def __init__(self, code: OwnCode, form: Recording) -> None:
+        self.places = [i for i, call in enumerate(form.calls) if code.is_own(call)]
+        self._asked = {id(form.calls[i]) for i in self.places}
+        self._values: dict[int, list[Tensor]] = {}
+        self._is_over = False
+
+    def first(self, run: Rows, rows: str, look: Callable[[Call, Any], Any] | None = None) -> Any:
+        """What ``run`` gives; until one has run to its end, runs on rows a and b are looked at."""
+
+        def shown(call: Call, value: Any) -> Any:
+            if id(call) in self._asked:
+                self._values[id(call)] = [t.detach().clone() for t in tensors(value)]
+            return None if look is None else look(call, value)
+
+        is_looked_at = rows == "ab" and not self._is_over
+        result = run(rows, shown if is_looked_at else look)
+        self._is_over |= is_looked_at
+        return result
+
+    def complete(self, run: Rows) -> None:
+        """Run the form on rows a and b where it has not yet."""
+        if not self._is_over:
+            self.first(run, "ab")
+
+    def is_other(self, call: Call, value: Any) -> bool:
+        """Whether a call gives something else now, if it runs such code."""
+        if id(call) not in self._asked:
+            return False
+        then, now = self._values[id(call)], [*tensors(value)]
+        return len(then) != len(now) or not all(map(close_to, then, now))
+
+
 def is_other_in_training(
-    code: OwnCode,
+    evaluated: Evaluated,
     form: Recording,
     run_in: Callable[[bool], Rows],
     device: torch.device,
@@ -36,33 +71,25 @@ def is_other_in_training(
 ) -> bool:
     """Whether the model's own code in a call gives something else in training; so too where none can tell.
 
-    Two runs of a form that serves both modes, on the same rows: ``run_in`` gives what runs it in a mode. In
-    training dropout leaves out nothing, and ``look`` is shown each call with its value and what that came of.
+    Two runs of a form that serves both modes, on the same rows: ``run_in`` gives what runs it in a mode, in
+    evaluation where it was not yet ``evaluated``. In training dropout leaves out nothing, and ``look`` is
+    shown each call with its value and what that came of.
     """
-    places = [i for i, call in enumerate(form.calls) if code.is_own(call)]
-    if not places:
+    if not evaluated.places:
         return False
-    asked = {id(form.calls[i]) for i in places}
-    is_noisy = any(c.is_random for c in form.calls[: places[-1] + 1])
+    is_noisy = any(c.is_random for c in form.calls[: evaluated.places[-1] + 1])
     noise = EvenNoise(device) if is_noisy else contextlib.nullcontext()
-    seen: dict[int, list[Tensor]] = {}
     is_other = False
-
-    def keep(call: Call, value: Any) -> None:
-        if id(call) in asked:
-            seen[id(call)] = [t.detach().clone() for t in tensors(value)]
 
     def compare(call: Call, value: Any) -> None:
         nonlocal is_other
         look(call, value)
-        if id(call) in asked:
-            there = [*tensors(value)]
-            is_other |= len(there) != len(seen[id(call)]) or not all(map(close_to, seen[id(call)], there))
+        is_other |= evaluated.is_other(call, value)
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            run_in(False)("ab", keep)
+            evaluated.complete(run_in(False))
             with noise, torch.enable_grad():
                 run_in(True)("ab", compare)
     except Exception as error:  # any Python of the model, on rows it may not take; or noise that is not known

@@ -28,7 +28,7 @@ from ..sizes.rerun import replay
 from ..sizes.variation import Mixing
 from ..state.state import seed
 from .backwards import OwnBackwards
-from .by_mode import is_other_in_training
+from .by_mode import Evaluated, is_other_in_training
 from .class_weights import by_class_weights
 from .data_dependent import Change, Watch
 from .inner_numbers import Around
@@ -75,12 +75,14 @@ def mixing(
     sums: list[bool] = []
     elsewhere, own = False, own or OwnBackwards(code, dim, shapes)
     beyond: list[tuple[int, str]] = []
+    evaluated = Evaluated(code, forms[False]) if forms.get(True) is forms[False] else None
     for training in sorted(forms):
         form, begin = forms[training], functools.partial(start, training)
         if training and found[False]:
             break
         found[training] = ""
-        if training and not _may_mix_in_training(model, forms, given, dim, device, start, takes, own):
+        of_both = model, forms, given, dim, device, start, takes, own, evaluated
+        if training and not _may_mix_in_training(*of_both):
             found[training] = _by_noise(code, form, given, dim, shapes, device, begin, takes)
             break
         results = functools.partial(_results, model, form, dim, shapes, device, begin)
@@ -91,7 +93,7 @@ def mixing(
             for alone in (True, False) if takes(2) and dim.example > 2 else (False,):
                 is_longer = dim.example > 2 and not alone
                 try:
-                    both = results(given, alone)
+                    both = results(given, alone, watch=None if training else evaluated)
                     more = takes(3 if alone else dim.example + 1)
                     found[training] = (
                         mixed_in(both, dim, shapes)
@@ -166,7 +168,7 @@ def _results(
     times: int = 1,
     changes: Change | None = None,
     around: Around = contextlib.nullcontext,
-    watch: Watch | None = None,
+    watch: Watch | Evaluated | None = None,
 ) -> Results:
     """What a form gives for two ``rows``, so many ``times`` behind one another.
 
@@ -230,15 +232,16 @@ def _may_mix_in_training(
     start: Callable[[bool], None],
     takes: Callable[[int], bool],
     own: OwnBackwards,
+    evaluated: Evaluated | None,
 ) -> bool:
     form = forms[True]
-    if form is not forms[False] or any(c.mutated for c in form.calls):
+    if evaluated is None or any(c.mutated for c in form.calls):
         return True
 
     def run_in(training: bool) -> Rows:
         return rows_of(model, form, given, dim, device, functools.partial(start, training), alone=takes(2))
 
-    is_other = is_other_in_training(own.code, form, run_in, device, own.look)
+    is_other = is_other_in_training(evaluated, form, run_in, device, own.look)
     own.is_whole &= not is_other
     own.end()
     return is_other
