@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -201,6 +201,8 @@ def _constraints(
             for c in calls
             if c.accessor and not c.is_size and all(g.op not in ("get_attr", "placeholder") for g in c.inputs)
         ]
+        # a hook on a tensor's gradient sees all of it where the tensor is made
+        groups += [{c.name, *_made(c)} for c in calls if c.accessor and c.has_effect]
         groups += _aliases(recording, order)
         groups += [_derived(c) for c in calls if c.target is torch.autograd.grad]
         groups += [{c.name, *(g.name for g in c.inputs if isinstance(g.target, Closure))} for c in calls]
@@ -214,6 +216,11 @@ def _constraints(
             {c.name for c in calls if not names.isdisjoint(_held(ops[c.name]))} for names in overlapping
         ]
     return order, _joined([g for g in groups if len(g) > 1])
+
+
+def _made(call: Call) -> Iterator[str]:
+    """The names of what a call takes that calls make."""
+    return (given.name for given in call.inputs if given.op not in ("get_attr", "placeholder"))
 
 
 def _is_leaf(call: Call) -> bool:
