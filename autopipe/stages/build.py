@@ -87,22 +87,24 @@ class _Flow:
         self.tail = frozenset(capture.ops.tail if is_last else ())
         self.unfit = [g for g in every if id(g) not in planned and not self._is_fit(capture, plan, g)]
         self.graphs = [g for g in every if g not in self.unfit]
-        takes: list[dict[str, None]] = [{} for _ in plan.stages]
-        for graph in self.graphs:
-            for stage in range(plan.n_stages):
-                for node in self.nodes(graph, stage):
-                    for value in node.all_input_nodes:
-                        if self._is_received(value, stage, node):
-                            takes[stage][value.name] = None
-        inputs = [self._in_order(names) for names in takes]
+        takes = [self._taken(stage) for stage in range(plan.n_stages)]
         gives: list[set[str]] = [set() for _ in plan.stages]
-        for names in inputs:
-            for name in names:
-                if name in self.home:
-                    gives[self.home[name][0]].add(name)
+        for name in set().union(*takes).intersection(self.home):
+            gives[self.home[name][0]].add(name)
         self.wires = tuple(
-            _Wires(taken, self._in_order(given)) for taken, given in zip(inputs, gives, strict=True)
+            _Wires(self._in_order(taken), self._in_order(given))
+            for taken, given in zip(takes, gives, strict=True)
         )
+
+    def _taken(self, stage: int) -> set[str]:
+        """The values that a stage takes from others or from the call, in any form."""
+        return {
+            value.name
+            for graph in self.graphs
+            for node in self.nodes(graph, stage)
+            for value in node.all_input_nodes
+            if self._is_received(value, stage, node)
+        }
 
     def _is_fit(self, capture: Capture, plan: Plan, graph: fx.Graph) -> bool:
         """Whether a form that is for other sizes or arguments can run under the plan; the others must."""
