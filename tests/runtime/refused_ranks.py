@@ -19,10 +19,13 @@ WITHIN_S = 5.0
 
 
 class Failing:
-    """An object whose state cannot be had or taken."""
+    """An object whose state cannot be had or taken, for a ``cause``."""
+
+    def __init__(self, cause=ValueError):
+        self.cause = cause
 
     def state_dict(self):
-        raise ValueError("has no state")
+        raise self.cause("has no state")
 
     load_state_dict = state_dict
 
@@ -113,6 +116,12 @@ ALONE = {
 }
 """Calls that one rank makes where the others step, or make the call after it."""
 
+STOPPED = {
+    "a save": lambda j, f: j.rt.save(f / "stopped", more=Failing(j.of(ValueError, KeyboardInterrupt))),
+    "a report": lambda j, _: j.rt.report(),
+}
+"""Calls that one rank alone is stopped in, by the user or by what nobody expects."""
+
 STEPS = {
     "a factor": (lambda j: j.rt.scaled(j.of(1.0, "x")), "factor is 'x'"),
     "microbatches": (lambda j: j.rt.step(j.x, target=j.x, n_microbatches=j.of(2, 0)), "n_microbatches is 0"),
@@ -149,6 +158,16 @@ def main(folder):
         own = name if job.rank == ODD else names[i - 1] if i % 2 else "step"
         call = job.step if own == "step" else lambda own=own, job=job: ALONE[own](job, folder)
         check(call, StepError, r"rank \d (is at|begins step).*rank \d (is at|begins step)")
+    for call in STOPPED.values():
+        job = Job()
+        if job.rank == ODD:
+            job.rt.engine.peers.clock_offset_s = lambda: 1 / 0
+        kinds = (KeyboardInterrupt, StepError) if job.rank == ODD else StepError
+        check(
+            lambda call=call, job=job: call(job, folder),
+            kinds,
+            r"has no state|KeyboardInterrupt|ZeroDivision",
+        )
     for call, says in STEPS.values():
         job = Job()
         check(lambda call=call, job=job: (call(job), job.step()), AutopipeError, says)

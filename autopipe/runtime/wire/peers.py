@@ -41,6 +41,8 @@ _logger = logging.getLogger(__name__)
 
 _made: dict[tuple[int, ...], int] = {}
 T = TypeVar("T")
+STOPS = Exception, KeyboardInterrupt, SystemExit
+"""What may end a call on one rank alone."""
 MOST_AHEAD = 64
 """Steps between two ranks' counts that may still be steps; what is told of another call has any number."""
 REFUSED = -1
@@ -344,7 +346,9 @@ class Peers(Talk):
             position.is_idle, position.waits_for = False, (self.rank + 1) % self.n_ranks
         try:
             yield
-        except (RuntimeError, ConnectionError) as error:
+        except STOPS as error:
+            if isinstance(error, AutopipeError) and not isinstance(error, RuntimeError):
+                raise  # on every rank
             self.fail(error)
         finally:
             position.words, position.index, position.is_idle = before.words, before.index, before.is_idle
@@ -358,7 +362,9 @@ class Peers(Talk):
         position.words, position.index, position.waits_for, position.is_idle = words, OUTSIDE, -1, False
         try:
             yield
-        except (RuntimeError, ConnectionError) as error:
+        except STOPS as error:
+            if isinstance(error, AutopipeError) and not isinstance(error, RuntimeError):
+                raise  # on every rank
             self.fail(error)
         finally:
             position.words, position.index = before.words, before.index
