@@ -99,7 +99,7 @@ def solve(
     ----------
     is_draft: whether the bottleneck is all that matters: neither chains near it are simulated nor moves.
     known: a dict for the bottlenecks of one graph's drafts and of what comes of them: one that is there and
-        near its bound is not looked for again.
+        proved, or for a draft near its bound, is not looked for again.
     n_stages: how many, or ``"auto"`` (or None) to pick them and the ranks: all counts of ranks up to the
         cluster's are solved, from ``min_ranks`` on, and the one with the least time per microbatch wins.
     n_microbatches: how many, at the microbatch size of ``costs``, or ``"auto"`` to pick the step with the
@@ -328,7 +328,11 @@ def _solve_case(
         raise fault
     # some time is for simulating what is found
     until = deadline - _SIMULATING * max(0.0, deadline - clock_s())
-    answered = _ordered(case, problem, until, stopped) if free else [_answered(case, problem, until, known)]
+    answered = (
+        _ordered(case, problem, until, stopped)
+        if free
+        else [_answered(case, problem, until, known, is_draft)]
+    )
     best: Plan | None = None
     table: list[Candidate] = []
     for there, problem, answer in answered:
@@ -346,10 +350,12 @@ def _solve_case(
 Answered = tuple[Case, Problem, Answer]
 
 
-def _answered(case: Case, problem: Problem, deadline: float, known: Known | None = None) -> Answered:
+def _answered(
+    case: Case, problem: Problem, deadline: float, known: Known | None = None, is_draft: bool = False
+) -> Answered:
     key = case.schedule, case.n_stages, case.n_microbatches, case.order, case.ranks
     earlier = Answer(None, HUGE, 0) if known is None else known.get(key, Answer(None, HUGE, 0))
-    if earlier.bottleneck_ns <= earlier.lower_ns * (1 + _ENOUGH):
+    if earlier.bottleneck_ns <= earlier.lower_ns * (1 + _ENOUGH * is_draft):
         return case, problem, earlier
     answer = chain(problem, time_limit_s=max(0.0, deadline - clock_s()))
     lower = max(answer.lower_ns, min(earlier.lower_ns, answer.bottleneck_ns))

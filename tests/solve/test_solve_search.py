@@ -321,6 +321,19 @@ def test_a_draft_simulates_nothing_near_its_bottleneck_and_what_comes_of_it_does
     assert [answer.proved for answer in known.values()] == [True]
 
 
+def test_what_a_draft_leaves_unproved_near_its_bound_is_proved_by_what_comes_of_it():
+    known = {}
+    options = {"costs": costs(head_s=1e-3), "n_microbatches": 4, "known": known}
+    made(**options, is_draft=True)
+    ((case, proved),) = known.items()
+    near = dataclasses.replace(proved, lower_ns=proved.lower_ns * 995 // 1000)
+    for is_draft, after in ((True, near), (False, proved)):
+        known[case] = near
+        plan = made(**options, is_draft=is_draft)
+        assert known == {case: after}
+        assert plan.bounds.bottleneck_lower_s == pytest.approx(after.lower_ns / 1e9)
+
+
 def test_what_would_be_cloned_fills_a_stage_where_other_ops_are_too_few():
     """The mask is an op too: nine ops are cut into nine stages, and ten are told to be too many."""
     n_ops = len(graph().compute)
