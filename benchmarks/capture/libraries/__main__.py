@@ -30,6 +30,7 @@ from . import (  # noqa: F401
     annotated,
     attentions,
     by_hand,
+    frameworks,
     further,
     graphs,
     images,

@@ -145,7 +145,7 @@ def _held(case: Case, subject: Subject, report: Report) -> dict[str, Any]:
         add({"raw": _said(error)})
         return found
     add(_joined(compare(subject, runs)))
-    dtype = next((p.dtype for p in subject.model.parameters()), torch.float32)
+    dtype = next((p.dtype for p in subject.model.parameters() if p.is_floating_point()), torch.float32)
     other = dataclasses.replace(subject, inputs=_inputs(case, dtype, _OTHER_DATA))
     on_other = _joined(compare(other, {"stages": runs["stages"]}))
     add({"data": on_other["parity"]})
