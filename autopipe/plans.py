@@ -419,6 +419,7 @@ class _Settings(TypedDict, total=False):
     dims: dict[Name, Count]
     versions: dict[Name, Line]
     ranks: list[Index]
+    steps_by_microbatches: dict[Name, Seconds]
     opened: list[Name]
     opened_from: Line
     uncounted: Line

@@ -17,16 +17,17 @@ from torch import nn
 
 from .. import measure
 from ..costs import CostTable
-from ..errors import InputError
+from ..errors import InfeasibleError, InputError, UndecidedError
 from ..graph import Op
 from ..hardware import Cluster
 from ..plans import Plan
 from ..schema import written
 from ..solve import Known, solve, usual_time_s
+from ..solve.stopping import interrupts
 from ..tracing import Capture
 from .agree import decide_once, in_group
 from .machine import DeviceLike, cluster_for, is_host, of_the_job, stages_per_rank
-from .prices import costs_of, count_microbatches, microbatch_dims
+from .prices import costs_of, counts_to_try, microbatch_dims
 from .recording import captured
 from .refine import Planned, refine
 from .training import Training
@@ -79,46 +80,81 @@ def make_plan(
         ranks = cluster_for(whole, cluster, n_ranks, wanted, schedule, on)
         _check_offload(training, solver.get("recompute"), cluster is None and is_host(whole, on))
         most = ranks.n_ranks * stages_per_rank(schedule) if wanted is None else wanted
-        pieces = count_microbatches(whole, n_microbatches, most)
+        counts = counts_to_try(whole, n_microbatches, costs, most)
 
-        known: dict[str, Known] = {}
+        def planned_for(pieces: int) -> Planned:
+            known: dict[str, Known] = {}
 
-        def price(graph: Capture) -> CostTable:
-            dims = microbatch_dims(graph, pieces)
-            table = costs_of(graph, costs, on, dims, store, training.autocast(graph))
-            return training.priced(table, ranks, graph.ops)
+            def price(graph: Capture) -> CostTable:
+                dims = microbatch_dims(graph, pieces)
+                table = costs_of(graph, costs, on, dims, store, training.autocast(graph))
+                return training.priced(table, ranks, graph.ops)
 
-        def usual_s(graph: Capture) -> float:
-            return usual_time_s(graph.ops, ranks)
+            def usual_s(graph: Capture) -> float:
+                return usual_time_s(graph.ops, ranks)
 
-        def cut(graph: Capture, table: CostTable, seconds: float, is_draft: bool) -> Plan:
-            return solve(
-                graph.ops,
-                table,
-                ranks,
-                n_stages=wanted,
-                min_ranks=ranks.n_ranks if in_group() else min_ranks,
-                n_microbatches="auto" if n_microbatches == "auto" else pieces,
-                schedule=schedule,
-                balance=balance,
-                memory_limit=memory_limit,
-                ties=ties,
-                pin=pin,
-                time_limit_s=seconds,
-                optimizer_bytes_per_parameter_byte=training.ratio(graph.ops),
-                is_draft=is_draft,
-                known=known.setdefault(graph.ops.digest, {}),
-                **solver,
-            )
+            def cut(graph: Capture, table: CostTable, seconds: float, is_draft: bool) -> Plan:
+                return solve(
+                    graph.ops,
+                    table,
+                    ranks,
+                    n_stages=wanted,
+                    min_ranks=ranks.n_ranks if in_group() else min_ranks,
+                    n_microbatches=pieces,
+                    schedule=schedule,
+                    balance=balance,
+                    memory_limit=memory_limit,
+                    ties=ties,
+                    pin=pin,
+                    time_limit_s=seconds,
+                    optimizer_bytes_per_parameter_byte=training.ratio(graph.ops),
+                    is_draft=is_draft,
+                    known=known.setdefault(graph.ops.digest, {}),
+                    **solver,
+                )
 
-        may_open = balance == "cost" and costs in ("measured", "estimated")
-        planned = refine(whole, price, cut, usual_s, may_open=may_open, time_limit_s=time_limit_s)
+            may_open = balance == "cost" and costs in ("measured", "estimated")
+            limit_s = None if time_limit_s is None else time_limit_s / len(counts)
+            return refine(whole, price, cut, usual_s, may_open=may_open, time_limit_s=limit_s)
+
+        planned = _fastest(planned_for, counts)
         decided_here.append(planned.capture)
         return _with_settings(planned, whole, training), planned.costs, planned.opened
 
     plan, table, opened = decide_once(decide, _decision_to_text, _decision_of_text, stall_limit_s)
     final = decided_here[0] if decided_here else whole.open(*opened) if opened else whole
     return Planned(final, table, plan, opened)
+
+
+def _fastest(planned_for: Callable[[int], Planned], counts: Sequence[int]) -> Planned:
+    """The plan with the shortest step, all of one batch; on Ctrl-C, of those there are.
+
+    Where there are several counts, its settings have the step of each.
+
+    Raises :class:`UndecidedError` where there is none and one count was left open, else the
+    :class:`InfeasibleError` of the first count.
+    """
+    found: dict[int, Planned] = {}
+    failures: list[InfeasibleError] = []
+    with interrupts() as stopped:
+        for n in counts:
+            try:
+                found[n] = planned_for(n)
+            except InfeasibleError as error:
+                failures.append(error)
+            except KeyboardInterrupt:
+                if not found:
+                    raise
+            if found and stopped.is_set():
+                break
+    if not found:
+        raise next((f for f in failures if isinstance(f, UndecidedError)), failures[0])
+    best = min(found.values(), key=lambda planned: planned.plan.step_s)
+    if len(counts) == 1:
+        return best
+    steps = {"steps_by_microbatches": {str(n): planned.plan.step_s for n, planned in found.items()}}
+    settings = {**best.plan.settings, **steps}
+    return dataclasses.replace(best, plan=dataclasses.replace(best.plan, settings=settings))
 
 
 def _check_offload(training: Training, recompute: Any, on_host: bool) -> None:

@@ -9,6 +9,7 @@ import logging
 import math
 import pathlib
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -24,9 +25,12 @@ from ..tracing import Capture, device_of
 from ..tracing.sizes.variation import Check
 from .machine import DeviceLike, busy_peers, described, is_described
 
-__all__ = ["costs_of", "count_microbatches", "microbatch_dims", "profiled"]
+__all__ = ["costs_of", "count_microbatches", "counts_to_try", "microbatch_dims", "profiled"]
 
 _logger = logging.getLogger(__name__)
+
+Costs = str | CostTable | pathlib.Path
+"""As a verb takes them: ``"measured"``, ``"estimated"``, a table or the path of one."""
 
 MICROBATCHES_PER_STAGE = 4
 """Default microbatches per stage: a uniform 1F1B then idles at most a fifth of the time."""
@@ -86,6 +90,23 @@ def count_microbatches(captured: Capture, asked: int | str | None, n_stages: int
     return n
 
 
+def counts_to_try(captured: Capture, asked: int | str | None, costs: Costs, n_stages: int) -> list[int]:
+    """The counts of microbatches among which a batch like the example is planned, the default first.
+
+    With ``"auto"`` they are the default and its halves, as long as there is one for each stage: the fewer,
+    the larger each. A given cost table holds for one size of microbatch, which says how many there are.
+    """
+    first = count_microbatches(captured, asked, n_stages)
+    if asked != "auto":
+        return [first]
+    if (table := _given(costs)) is not None:
+        batch = captured.ops.example_dims.get("batch", 1)
+        n = math.ceil(batch / max(1, table.dims.get("batch", math.ceil(batch / first))))
+        return [count_microbatches(captured, n, n_stages)]
+    halves = takewhile(lambda n: n >= n_stages, (first >> i for i in range(1, first.bit_length())))
+    return list(dict.fromkeys([first, *(_most_taken(captured, n) for n in halves)]))
+
+
 def microbatch_dims(captured: Capture, n_microbatches: int) -> dict[str, int]:
     """The example's dims with the batch cut into ``n_microbatches``; the largest piece counts.
 
@@ -119,7 +140,7 @@ def _broken(captured: Capture, n: int) -> tuple[Check, int] | None:
 
 def costs_of(
     captured: Capture,
-    costs: str | CostTable | pathlib.Path,
+    costs: Costs,
     device: DeviceLike,
     dims: Mapping[str, int],
     store: str | pathlib.Path | None,
@@ -130,18 +151,14 @@ def costs_of(
     Raises :class:`InputError` for what cannot be measured here, or estimated without a device;
     :class:`StoreError` for a file that is no cost table.
     """
-    if isinstance(costs, CostTable):
-        return _told(costs, dims)
+    if (table := _given(costs)) is not None:
+        return _told(table, dims)
     if costs == "estimated":
         if device is None and device_of(captured.model).type == "meta":
             raise InputError(
                 "the model is on the meta device; name the device to estimate for, such as device='H200'"
             )
         return measure.estimate(captured, described(captured, device)[0], dims=dims, dtype=autocast)
-    if costs != "measured":
-        if isinstance(costs, str) and costs.isidentifier() and not pathlib.Path(costs).exists():
-            one_of("costs", costs, ("measured", "estimated", "the path of a cost table"))
-        return _told(CostTable.from_dict(load(costs, "the cost table"), f"the cost table {costs}"), dims)
     if any(p.is_meta for p in captured.model.parameters()):
         raise InputError(
             "the model is on the meta device, which cannot be measured; pass costs='estimated' and the "
@@ -170,6 +187,17 @@ def profiled(captured: Capture, *, dims: Mapping[str, int], **options: Any) -> C
     n_rows = captured.ops.example_dims.get("batch", 1)
     pieces = max(1, math.ceil(n_rows / max(1, dims.get("batch", n_rows))))
     return measure.profile(captured, dims=dims, **{"begin": beginning(captured, pieces), **options})
+
+
+def _given(costs: Costs) -> CostTable | None:
+    """The table that ``costs`` is or is the path of; None where it says how to find the costs."""
+    if isinstance(costs, CostTable):
+        return costs
+    if costs in ("measured", "estimated"):
+        return None
+    if isinstance(costs, str) and costs.isidentifier() and not pathlib.Path(costs).exists():
+        one_of("costs", costs, ("measured", "estimated", "the path of a cost table"))
+    return CostTable.from_dict(load(costs, "the cost table"), f"the cost table {costs}")
 
 
 def _told(table: CostTable, dims: Mapping[str, int]) -> CostTable:

@@ -124,8 +124,8 @@ def split(
         what the schedule needs for ``n_stages``.
     min_ranks: with ``n_stages="auto"``, the fewest ranks that may share them; in a process group, all do.
     n_microbatches: pieces of a batch per step; by default four per stage, at most the batch's rows.
-        ``"auto"`` keeps microbatches at the size of that default and takes the number of them with the least
-        time per microbatch, so that the batch it plans for may be smaller than the example.
+        ``"auto"`` plans the batch cut into so many, and into half and a quarter as many larger ones, each at
+        its own costs, and takes the shortest step. A given cost table holds for one size of them.
     schedule: ``gpipe``, ``1f1b``, ``interleaved``, ``looped-bfs``, ``zb-h1``, ``zb-h2``, ``zbv``,
         ``dualpipev``, ``cost-aware`` (made from the plan's times) or ``auto``.
     balance: what to balance: ``"cost"``, ``"parameters"``, ``"uniform"`` (leaf modules), or a callable

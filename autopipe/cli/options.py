@@ -134,7 +134,7 @@ class Planning:
         typer.Option(
             "--microbatches",
             "-m",
-            help="Pieces of a batch per step; auto: the least time per microbatch, up to four a stage.",
+            help="Pieces of a batch per step; auto: the shortest step, with one to four a stage.",
             parser=_count,
             metavar="INTEGER|auto",
             rich_help_panel=RUN,

@@ -140,4 +140,7 @@ def candidate_table(plan: Plan) -> Table:
     notes = [f"The best of each schedule and count; {more} more were simulated."] * (more > 0)
     if any(c.n_microbatches != plan.n_microbatches for c in plan.candidates):
         notes.append("Microbatches are of one size: against the plan, time per microbatch counts.")
+    if steps := plan.settings.get("steps_by_microbatches"):
+        told = ", ".join(f"{seconds(step)} as {n}" for n, step in steps.items())
+        notes.append(f"Steps of the batch cut into other counts of microbatches: {told}.")
     return Table("Alternatives", columns, rows, " ".join(notes))

@@ -10,7 +10,8 @@ from torch import nn
 import autopipe
 from autopipe import measure
 from autopipe.costs import CostTable, OpCost
-from autopipe.errors import AutopipeError, CostError, InputError, StoreError
+from autopipe.errors import AutopipeError, CostError, InfeasibleError, InputError, StoreError
+from autopipe.look.plan_tables import candidate_table
 
 
 class Glued(nn.Module):
@@ -169,3 +170,49 @@ def test_a_word_that_is_no_file_is_told_with_those_that_costs_may_be():
         planned("measure")
     with pytest.raises(StoreError, match=r"cannot read the cost table from nowhere\.json"):
         planned("nowhere.json")
+
+
+def blocks() -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+
+
+def test_auto_cuts_the_example_s_batch_and_takes_the_shortest_step():
+    x = torch.randn(24, 64)
+
+    def made(n, **options) -> autopipe.Plan:
+        return autopipe.plan(blocks(), 2, (x,), n_microbatches=n, costs="estimated", **options)
+
+    each = {n: made(n) for n in (8, 4, 2)}
+    found = made("auto")
+    # each microbatch costs its launches, which on so small a model are nearly all
+    assert found.step_s == min(plan.step_s for plan in each.values()) < each[8].step_s
+    assert found.n_microbatches == min(each, key=lambda n: each[n].step_s)
+    assert found.settings["dims"]["batch"] * found.n_microbatches == 24
+    assert found.settings["steps_by_microbatches"] == {str(n): plan.step_s for n, plan in each.items()}
+    assert all(f"as {n}" in candidate_table(found).note for n in each)
+    assert autopipe.Plan.from_json(found.to_json()) == found
+
+
+def test_auto_takes_smaller_microbatches_where_larger_ones_do_not_fit():
+    x = torch.randn(2400, 64)
+
+    def made(n, **options) -> autopipe.Plan:
+        return autopipe.plan(blocks(), 2, (x,), n_microbatches=n, costs="estimated", device="H200", **options)
+
+    def needs(n: int) -> int:
+        return max(stage.memory_bytes for stage in made(n).stages)
+
+    least, other = made("auto").n_microbatches, 8
+    assert needs(other) < needs(least)
+    limit = [needs(other)] * 2
+    with pytest.raises(InfeasibleError):
+        made(least, memory_limit=limit)
+    assert made("auto", memory_limit=limit).n_microbatches > least
+    with pytest.raises(InfeasibleError):
+        made("auto", memory_limit=1000)
+
+
+def test_auto_with_a_table_has_microbatches_of_its_size():
+    x = torch.randn(24, 64)
+    given = measure.estimate(autopipe.capture(blocks(), (x,)), measure.device("H200"), dims={"batch": 6})
+    assert autopipe.plan(blocks(), 2, (x,), n_microbatches="auto", costs=given).n_microbatches == 4

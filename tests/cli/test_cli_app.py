@@ -417,7 +417,9 @@ def test_counts_are_found_and_what_is_planned_is_as_asked():
     assert told["settings"]["overlap"] is False
     assert all(s["recompute"] for s in told["stages"])
     assert len({c["n_stages"] for c in told["candidates"]}) > 1
-    assert len({c["n_microbatches"] for c in told["candidates"]}) > 1
+    steps = told["settings"]["steps_by_microbatches"]
+    assert len(steps) > 1
+    assert min(steps.values()) == steps[str(told["n_microbatches"])] == told["step_s"]
 
 
 @pytest.mark.parametrize("words", [("-n", "0"), ("-n", "many"), ("-m", "0"), ("-m", "1.5")])
