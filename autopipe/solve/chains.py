@@ -27,7 +27,7 @@ from .proof.memory import least_in_room, part_with_room
 from .ranks.virtual import several
 from .stopping import GRACE_S, clock_s, interrupts
 
-__all__ = ["chain"]
+__all__ = ["NEAR", "chain"]
 
 _CLOSING = 0.4
 """Share of the time kept for placing items one by one where loads depend on each other and items are few."""
@@ -36,16 +36,20 @@ _RELAXING = 0.6
 """Share of the time for the cheapest prices, where hosts may be slower than their devices, or what these
 prices leave out may not fit."""
 
+_ROUGHLY = 0.8
+"""The same where an answer near the bound will do: what is found is seldom moved then."""
+
 _TRIMMED = 0.8
 """Share of the time for the problem without its trifles."""
 
-_NEAR = 1e-4
+NEAR = 1e-4
 """An answer so near its bound is not looked at longer where that takes more than a glance."""
 
 
-def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
+def chain(problem: Problem, *, time_limit_s: float = 10.0, near: float = NEAR) -> Answer:
     """The assignment of items to stages with the least bottleneck, and a bound that none beats.
 
+    Of large problems an answer less than ``near`` above the bound, as a share of it, is looked at no longer.
     Items may come in any order; sets in a cycle are kept together. An answer without an assignment and with
     a proof says that no chain fits memory and pins. Ctrl-C returns the best so far, and is raised while there
     is none. Deterministic unless the time limit cuts it short.
@@ -53,15 +57,15 @@ def chain(problem: Problem, *, time_limit_s: float = 10.0) -> Answer:
     with interrupts() as stopped:
         deadline = clock_s() + (0.0 if stopped.is_set() else time_limit_s)
         if problem.is_separable:
-            answer = _separable(problem, deadline, stopped)
+            answer = _separable(problem, deadline, stopped, near)
         else:
-            answer = _relaxed(problem, deadline, stopped)
+            answer = _relaxed(problem, deadline, stopped, near)
     if answer.stage_of is None and stopped.is_set():
         raise KeyboardInterrupt
     return answer
 
 
-def _separable(problem: Problem, deadline: float, stopped: threading.Event) -> Answer:
+def _separable(problem: Problem, deadline: float, stopped: threading.Event, near: float) -> Answer:
     """Where each stage's load is its own: first answers, then the proof."""
     whole = contracted(problem)
     if not can_fill(whole.problem) or part_with_room(whole.problem, deadline) < 1:
@@ -69,9 +73,9 @@ def _separable(problem: Problem, deadline: float, stopped: threading.Event) -> A
     lower = least_in_room(whole.problem, lower_bound(whole.problem), HUGE, deadline)
     best = Answer(None, HUGE, lower)
     try:
-        for found in _trimmed(whole.problem, best, deadline, stopped):
+        for found in _trimmed(whole.problem, best, deadline, stopped, near):
             best = found
-        if not _is_enough(whole.problem, best) and not stopped.is_set():
+        if not _is_enough(whole.problem, best, near) and not stopped.is_set():
             for found in first_answers(whole.problem, best, deadline):
                 best = found
             best = best if best.proved else prove(whole.problem, best, deadline)
@@ -90,16 +94,18 @@ def _after(share: float, deadline: float) -> float:
     return now + share * max(0.0, deadline - now)
 
 
-def _is_near(answer: Answer) -> bool:
-    return answer.bottleneck_ns <= answer.lower_ns * (1 + _NEAR)
+def _is_near(answer: Answer, near: float) -> bool:
+    return answer.bottleneck_ns <= answer.lower_ns * (1 + near)
 
 
-def _is_enough(problem: Problem, answer: Answer) -> bool:
+def _is_enough(problem: Problem, answer: Answer, near: float) -> bool:
     """Whether an answer is looked at no longer: small problems are, until it is proved."""
-    return answer.proved or (_is_near(answer) and not is_small(problem))
+    return answer.proved or (_is_near(answer, near) and not is_small(problem))
 
 
-def _trimmed(problem: Problem, known: Answer, deadline: float, stopped: threading.Event) -> Iterator[Answer]:
+def _trimmed(
+    problem: Problem, known: Answer, deadline: float, stopped: threading.Event, near: float
+) -> Iterator[Answer]:
     """Ever better answers of the problem without its trifles, with them put back, and at last its bound.
 
     In the bound any stage may be empty of what is left, as it may hold trifles; in the answers none may.
@@ -123,7 +129,7 @@ def _trimmed(problem: Problem, known: Answer, deadline: float, stopped: threadin
             break
     best = _put_back(trimmed, best, known)
     yield best
-    if _is_near(best) and not stopped.is_set():
+    if _is_near(best, NEAR) and not stopped.is_set():
         yield glance(problem, best, deadline)
 
 
@@ -136,7 +142,7 @@ def _put_back(trimmed: Trimmed, found: Answer, known: Answer) -> Answer:
     return Answer(stage_of, value, known.lower_ns) if value < HUGE else known
 
 
-def _relaxed(problem: Problem, deadline: float, stopped: threading.Event) -> Answer:
+def _relaxed(problem: Problem, deadline: float, stopped: threading.Event, near: float) -> Answer:
     """Where a stage's load depends on others, or is not a sum: solved with the least it can be, then scored.
 
     Cheapest prices bound the true ones from below, and devices or hosts alone the slower of the two, so that
@@ -148,25 +154,27 @@ def _relaxed(problem: Problem, deadline: float, stopped: threading.Event) -> Ans
         return Answer(None, HUGE, HUGE)
     closing = _CLOSING if is_small(whole.problem) else 0.0
     until = deadline - closing * max(0.0, deadline - clock_s())
-    answer = _bounded(whole.problem, until, stopped)
+    answer = _bounded(whole.problem, until, stopped, near)
     with contextlib.suppress(KeyboardInterrupt):
         answer = answer if stopped.is_set() else close(whole.problem, answer, deadline)
     stage_of = whole.expand(answer.stage_of) if answer.stage_of is not None else None
     return dataclasses.replace(answer, stage_of=stage_of)
 
 
-def _bounded(problem: Problem, deadline: float, stopped: threading.Event) -> Answer:
+def _bounded(problem: Problem, deadline: float, stopped: threading.Event, near: float) -> Answer:
     if not problem.one_stage_per_rank:
         return several(problem, deadline)
-    share = _RELAXING if problem.has_hosts or holds_less(problem) else 1.0
-    answer = chain(cheapest(problem), time_limit_s=max(0.0, share * (deadline - clock_s())))
+    relaxing = _RELAXING if near <= NEAR else _ROUGHLY
+    share = relaxing if problem.has_hosts or holds_less(problem) else 1.0
+    left_s = max(0.0, share * (deadline - clock_s()))
+    answer = chain(cheapest(problem), time_limit_s=left_s, near=near)
     if answer.stage_of is None:
         return answer
     if problem.has_hosts and not stopped.is_set():
         answer = _at_both_paces(problem, answer, deadline)
     value = problem.bottleneck(problem.loads(answer.stage_of or ()))
     answer = dataclasses.replace(answer, bottleneck_ns=value)
-    if not _is_enough(problem, answer) and not stopped.is_set():
+    if not _is_enough(problem, answer, near) and not stopped.is_set():
         with contextlib.suppress(KeyboardInterrupt):
             better = improve(problem, answer.stage_of or (), deadline)
             value = problem.bottleneck(problem.loads(better))

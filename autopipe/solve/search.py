@@ -19,7 +19,7 @@ from ..hardware import MOST_RANKS, Cluster
 from ..memory import ADAM
 from ..plans import Candidate, Plan
 from ..units import parse_bytes
-from .chains import chain
+from .chains import NEAR, chain
 from .definition.answer import Answer
 from .definition.problem import HUGE, Problem
 from .definition.relaxed import needs_more
@@ -56,6 +56,9 @@ _LEAST_SHARE = 1 / 8
 
 _SIMULATING = 1 / 4
 """Of a case's time, what is kept for simulating the chains that were found."""
+
+_SIMULATING_DRAFT = 1 / 32
+"""The same of a draft, which simulates three and makes no moves."""
 
 _ENOUGH = 0.01
 """A draft's bottleneck so near its bound is not looked at longer: costs are not known as well."""
@@ -327,7 +330,8 @@ def _solve_case(
             found.fault = fault
         raise fault
     # some time is for simulating what is found
-    until = deadline - _SIMULATING * max(0.0, deadline - clock_s())
+    kept = _SIMULATING_DRAFT if is_draft else _SIMULATING
+    until = deadline - kept * max(0.0, deadline - clock_s())
     answered = (
         _ordered(case, problem, until, stopped)
         if free
@@ -357,7 +361,8 @@ def _answered(
     earlier = Answer(None, HUGE, 0) if known is None else known.get(key, Answer(None, HUGE, 0))
     if earlier.bottleneck_ns <= earlier.lower_ns * (1 + _ENOUGH * is_draft):
         return case, problem, earlier
-    answer = chain(problem, time_limit_s=max(0.0, deadline - clock_s()))
+    near = _ENOUGH if is_draft else NEAR
+    answer = chain(problem, time_limit_s=max(0.0, deadline - clock_s()), near=near)
     lower = max(answer.lower_ns, min(earlier.lower_ns, answer.bottleneck_ns))
     best = min(answer, earlier, key=lambda a: a.bottleneck_ns)
     answer = dataclasses.replace(best, lower_ns=lower)

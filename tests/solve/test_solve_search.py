@@ -18,7 +18,7 @@ from autopipe.hardware import Cluster, Device, Link
 from autopipe.look.tables import candidate_table
 from autopipe.plans import Plan
 from autopipe.simulator import simulate
-from autopipe.solve import chain
+from autopipe.solve import Item, Net, Problem, Stage, chain, chains, search
 from autopipe.units import parse_bytes
 
 
@@ -332,6 +332,35 @@ def test_what_a_draft_leaves_unproved_near_its_bound_is_proved_by_what_comes_of_
         plan = made(**options, is_draft=is_draft)
         assert known == {case: after}
         assert plan.bounds.bottleneck_lower_s == pytest.approx(after.lower_ns / 1e9)
+
+
+def test_a_draft_has_nearly_all_its_time_for_a_bottleneck_near_its_bound(monkeypatch):
+    asked = []
+
+    def spied(problem, **how):
+        asked.append(how)
+        return chain(problem, **how)
+
+    monkeypatch.setattr(search, "chain", spied)
+    for is_draft in (True, False):
+        made(is_draft=is_draft, time_limit_s=1000.0)
+    draft, plan = asked
+    assert draft["time_limit_s"] > 900 > plan["time_limit_s"]
+    assert draft["near"] > plan["near"]
+
+
+def test_what_is_near_enough_to_its_bound_is_not_moved(monkeypatch):
+    """Senders pay for each receiver, which the bound leaves out."""
+    items = tuple(Item((f"op{v}",), 10_000 + 37 * v, 20_000) for v in range(120))
+    nets = tuple(Net(v, (v + 1, *range(v + 20, min(120, v + 21))), 300, 300) for v in range(119))
+    edges = tuple((n.producer, v) for n in nets for v in n.consumers)
+    stages = tuple(Stage(s) for s in range(8))
+    problem = Problem(items, edges, nets, (), stages, sender_pays="receiver")
+    moved = []
+    monkeypatch.setattr(chains, "improve", lambda p, stage_of, _: moved.append(p) or stage_of)
+    answers = [chain(problem, **how) for how in ({}, {"near": 0.05})]
+    assert all(a.lower_ns < a.bottleneck_ns < 1.05 * a.lower_ns for a in answers)
+    assert len(moved) == 1
 
 
 def test_what_would_be_cloned_fills_a_stage_where_other_ops_are_too_few():

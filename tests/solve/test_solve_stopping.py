@@ -235,10 +235,10 @@ def waiting(monkeypatch, s):
     """
     given = []
 
-    def late(problem, *, time_limit_s):
+    def late(problem, *, time_limit_s, near):
         given.append(time_limit_s)
         time.sleep(s)
-        return chain(problem, time_limit_s=time_limit_s)
+        return chain(problem, time_limit_s=time_limit_s, near=near)
 
     monkeypatch.setattr("autopipe.solve.search.chain", late)
     return given
