@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import autopipe
 from autopipe.errors import InputError
+from autopipe.tracing.rows import mixing
 
 
 class Noisy(nn.Module):
@@ -19,6 +20,17 @@ class Noisy(nn.Module):
 
     def forward(self, x):
         return self.does(x) if (self.always or self.training) and not x.isnan().any() else x
+
+
+class Dropping(nn.Module):
+    """Has a layer that stays whole and draws in training alone, under one form for both modes."""
+
+    def __init__(self, does):
+        super().__init__()
+        self.a, self.noisy = nn.Linear(6, 6), Noisy(does, False)
+
+    def forward(self, x):
+        return self.noisy(self.a(x))
 
 
 class Amid(nn.Module):
@@ -48,6 +60,11 @@ def of_one_norm(x):
     return x + noise / noise.norm()
 
 
+def dropblock_by_dropout(x):
+    mask = F.dropout(torch.ones_like(x), 0.3)
+    return x * mask * mask.numel() / mask.sum()
+
+
 def of_each_row(x):
     return x + torch.randn_like(x) * x.detach().std(1, keepdim=True)
 
@@ -72,7 +89,7 @@ def of_chosen_places(x):
     return x + x.softmax(1).multinomial(1)
 
 
-MIXED = dropblock, centred, of_one_norm
+MIXED = dropblock, dropblock_by_dropout, centred, of_one_norm
 ALONE = of_each_row, of_whole_rows, of_all_rows_alike, of_columns, of_an_order, of_chosen_places, F.dropout
 
 
@@ -96,6 +113,19 @@ def test_noise_of_other_rows_that_changes_a_row_is_found(does, always, is_labell
 def test_noise_of_each_row_and_of_all_alike_is_no_mixing(does, is_labelled):
     found = captured_mixing(Amid(does, True), *_batch(is_labelled))
     assert (found.always, found.training) == ("", "")
+
+
+def dropout(x):
+    return F.dropout(x, 0.1)
+
+
+@pytest.mark.parametrize(("does", "n_asked"), [(F.dropout, 0), (dropout, 0), (of_each_row, 1)])
+def test_torch_s_dropout_of_what_is_trained_needs_no_further_runs(monkeypatch, does, n_asked):
+    asked = []
+    by_noise = mixing.mixed_by_noise
+    monkeypatch.setattr(mixing, "mixed_by_noise", lambda *args: asked.append(args) or by_noise(*args))
+    captured_mixing(Dropping(does), torch.randn(8, 6))
+    assert len(asked) == n_asked
 
 
 def test_a_step_in_microbatches_with_noise_over_the_batch_is_refused():

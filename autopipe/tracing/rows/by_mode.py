@@ -10,7 +10,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from ..state.example_data import close_to
 from .noise import EvenNoise
 from .results import Rows
 
-__all__ = ["Evaluated", "is_other_in_training"]
+__all__ = ["Evaluated", "InTraining", "in_training"]
 
 _logger = logging.getLogger("autopipe")
 
@@ -62,21 +62,34 @@ class Evaluated:
         return len(then) != len(now) or not all(map(close_to, then, now))
 
 
-def is_other_in_training(
+class InTraining(NamedTuple):
+    """What the model's own code does in training.
+
+    Attributes
+    ----------
+    is_other: whether it gives something else than in evaluation where dropout leaves out nothing.
+    is_noisy: whether it draws anything but torch's own dropout.
+    """
+
+    is_other: bool
+    is_noisy: bool
+
+
+def in_training(
     evaluated: Evaluated,
     form: Recording,
     run_in: Callable[[bool], Rows],
     device: torch.device,
     look: Callable[[Call, Any], None],
-) -> bool:
-    """Whether the model's own code in a call gives something else in training; so too where none can tell.
+) -> InTraining:
+    """What the model's own code in calls does in training: anything where none can tell.
 
     Two runs of a form that serves both modes, on the same rows: ``run_in`` gives what runs it in a mode, in
     evaluation where it was not yet ``evaluated``. In training dropout leaves out nothing, and ``look`` is
     shown each call with its value and what that came of.
     """
     if not evaluated.places:
-        return False
+        return InTraining(False, False)
     is_noisy = any(c.is_random for c in form.calls[: evaluated.places[-1] + 1])
     noise = EvenNoise(device) if is_noisy else contextlib.nullcontext()
     is_other = False
@@ -94,5 +107,7 @@ def is_other_in_training(
                 run_in(True)("ab", compare)
     except Exception as error:  # any Python of the model, on rows it may not take; or noise that is not known
         _logger.debug("the modes could not be told apart: %s", error)
-        return True
-    return is_other or (isinstance(noise, EvenNoise) and not noise.is_dropout)
+        return InTraining(True, True)
+    if isinstance(noise, EvenNoise):
+        return InTraining(is_other or not noise.is_dropout, not noise.is_of_rows)
+    return InTraining(is_other, False)

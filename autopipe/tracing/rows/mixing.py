@@ -28,7 +28,7 @@ from ..sizes.rerun import replay
 from ..sizes.variation import Mixing
 from ..state.state import seed
 from .backwards import OwnBackwards
-from .by_mode import Evaluated, is_other_in_training
+from .by_mode import Evaluated, InTraining, in_training
 from .class_weights import by_class_weights
 from .data_dependent import Change, Watch
 from .inner_numbers import Around
@@ -82,8 +82,10 @@ def mixing(
             break
         found[training] = ""
         of_both = model, forms, given, dim, device, start, takes, own, evaluated
-        if training and not _may_mix_in_training(*of_both):
-            found[training] = _by_noise(code, form, given, dim, shapes, device, begin, takes)
+        anew = _in_training(*of_both) if training else InTraining(True, True)
+        if not anew.is_other:
+            if anew.is_noisy:
+                found[training] = _by_noise(code, form, given, dim, shapes, device, begin, takes)
             break
         results = functools.partial(_results, model, form, dim, shapes, device, begin)
         told = (model, form, given, dim, device, begin)
@@ -122,7 +124,7 @@ def mixing(
                 asked = Asked(code, *told[1:], shapes, results, run, seen, is_sure, takes)
                 found[training], elsewhere, far = first_found(asked)
                 beyond += [far] if far else []
-            if not found[training]:
+            if not found[training] and (seen is None or seen.is_noisy):
                 found[training] = _by_noise(code, form, given, dim, shapes, device, begin, takes)
     is_sum = bool(sums) and all(sums) and not found[False]
     return Mixing(
@@ -223,7 +225,7 @@ def _may_point(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 
-def _may_mix_in_training(
+def _in_training(
     model: nn.Module,
     forms: Mapping[bool, Recording],
     given: Mapping[str, Tensor],
@@ -233,18 +235,18 @@ def _may_mix_in_training(
     takes: Callable[[int], bool],
     own: OwnBackwards,
     evaluated: Evaluated | None,
-) -> bool:
+) -> InTraining:
     form = forms[True]
     if evaluated is None or any(c.mutated for c in form.calls):
-        return True
+        return InTraining(True, True)
 
     def run_in(training: bool) -> Rows:
         return rows_of(model, form, given, dim, device, functools.partial(start, training), alone=takes(2))
 
-    is_other = is_other_in_training(evaluated, form, run_in, device, own.look)
-    own.is_whole &= not is_other
+    found = in_training(evaluated, form, run_in, device, own.look)
+    own.is_whole &= not found.is_other
     own.end()
-    return is_other
+    return found
 
 
 def _rows(given: Mapping[str, Tensor], dim: Dim, rows: str, alone: bool) -> dict[str, Tensor]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from ...graph import Dim
 from ...torch_private import TorchDispatchMode
@@ -31,6 +33,11 @@ _FILLS = (
     _aten.rand.default, _aten.rand_like.default, _aten.randn.default, _aten.randn_like.default,
 )  # fmt: skip
 """Ops that fill a tensor with what they draw, whatever it held."""
+
+_DROPOUT = frozenset({
+    F.alpha_dropout, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout,
+    F.multi_head_attention_forward, F.scaled_dot_product_attention, torch.dropout,
+})  # fmt: skip
 
 
 class OwnNoise:
@@ -108,23 +115,37 @@ def is_drawn(device: torch.device) -> bool:
 class EvenNoise(TorchDispatchMode):
     """Within it all that is drawn is one number, and dropout leaves out nothing.
 
-    Raises :class:`ValueError` where an op draws otherwise than to fill a tensor. ``is_dropout`` says whether
-    nothing else was drawn than what to leave out.
+    Raises :class:`ValueError` where an op draws otherwise than to fill a tensor.
+
+    Attributes
+    ----------
+    is_dropout: whether nothing else was drawn than what to leave out.
+    is_of_rows: whether only torch's own dropout drew, of values with a gradient: it goes by no other row.
     """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self._device = device
-        self.is_dropout = True
+        self._device, self._dropout = device, _InDropout()
+        self.is_dropout = self.is_of_rows = True
+
+    def __enter__(self) -> Self:
+        self._dropout.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._dropout.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not may_draw(func):
             return func(*args, **kwargs)
+        self.is_of_rows &= self._dropout.is_inside
         if func in _FILLS:
-            is_dropout = func is _aten.bernoulli_.float and len(args) > 1
-            self.is_dropout &= is_dropout
-            return func(*args, **kwargs).fill_(args[1] if is_dropout else 0.5)
+            is_bernoulli = func is _aten.bernoulli_.float
+            self.is_dropout &= is_bernoulli
+            # torch leaves out a probability that is the default
+            return func(*args, **kwargs).fill_(args[1] if is_bernoulli and len(args) > 1 else 0.5)
         if func is _aten.native_dropout.default:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         drawn = generators(self._device)
@@ -132,6 +153,20 @@ class EvenNoise(TorchDispatchMode):
         if generators(self._device) != drawn:
             raise ValueError(f"{func} draws noise that may go by rows")
         return made
+
+
+class _InDropout(TorchFunctionMode):
+    """Knows whether torch's own dropout of a value with a gradient is at work within it."""
+
+    is_inside = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        of = args[0] if args else None
+        self.is_inside = func in _DROPOUT and isinstance(of, Tensor) and of.requires_grad
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.is_inside = False
 
 
 @functools.cache
