@@ -452,7 +452,7 @@ def sizes_may_take_another_way():
 
 
 class Longest(nn.Module):
-    """Goes through as many positions as the longest row has, which only the data tell, and draws at eight."""
+    """Goes through as many positions as the longest row has, which only the data tell; at eight it writes."""
 
     def __init__(self):
         super().__init__()
@@ -464,7 +464,7 @@ class Longest(nn.Module):
             x = layer(x).tanh()
         n = int(lengths.max())
         if n == 8:
-            x = x * torch.rand_like(x)
+            first.mul_(2)
         return sum(x[:, i] for i in range(n)) + first[:, 0] * (n % 2)
 
 

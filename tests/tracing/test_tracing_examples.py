@@ -16,21 +16,21 @@ from autopipe.units import size_at
 
 
 class Noting(nn.Linear):
-    """Notes how many rows it has run on, where no state that a capture puts back is.
+    """Notes what it has run on, where no state that a capture puts back is.
 
-    It tells them by their bytes: code that asks how many rows there are is run on many, too.
+    It does not ask how many rows there are: code that does is run on many, too.
     """
 
     rows: ClassVar[Any] = queue.SimpleQueue()
 
     def forward(self, x):
-        self.rows.put(x.nbytes // (5 * x.itemsize))
+        self.rows.put(x)
         return super().forward(x)
 
-    @classmethod
-    def taken(cls) -> list[int]:
-        """The rows of each run since the last question."""
-        return [cls.rows.get() for _ in range(cls.rows.qsize())]
+
+def taken() -> list[int]:
+    """The rows of each run since the last question."""
+    return [len(Noting.rows.get()) for _ in range(Noting.rows.qsize())]
 
 
 class Net(nn.Module):
@@ -50,7 +50,7 @@ class Net(nn.Module):
 
 
 def captured(behaviour, *more):
-    Noting.taken()
+    taken()
     model = Net(behaviour)
     args = (torch.randn(20, 5), *more)
     return model, args, capture(model, args, closed=["linear"])
@@ -58,7 +58,7 @@ def captured(behaviour, *more):
 
 def test_few_rows_are_enough():
     model, args, found = captured("plain")
-    assert max(Noting.taken()) < 20
+    assert max(taken()) < 20
     assert found.example[0][0] is args[0]
     assert found.ops.example_dims["batch"] == 20
     for rows in (1, 3, 20, 33):
@@ -82,7 +82,7 @@ def test_model_that_is_another_on_few_rows(behaviour):
 def test_rows_that_are_pointed_to_are_kept():
     picked = torch.randint(0, 20, (7, 3))
     model, args, found = captured("plain", picked)
-    assert Noting.taken()[0] == 20  # recorded on all of them; only whether rows mix is tried on two
+    assert taken()[0] == 20  # recorded on all of them; only whether rows mix is tried on two
     torch.testing.assert_close(found(*args), model(*args))
 
 
@@ -99,11 +99,11 @@ class Tokens(nn.Module):
 
 @pytest.mark.parametrize("n_most", [None, 100])
 def test_few_tokens_are_enough_where_shapes_agree_at_all(n_most):
-    Noting.taken()
+    taken()
     model, tokens = Tokens(n_most), torch.randint(0, 10, (2, 200))
     found = capture(model, (tokens,), closed=["head"])
     length = n_most or 200
-    assert (sum(rows >= 2 * length for rows in Noting.taken()) == 1) == (n_most is None)
+    assert (sum(rows >= 2 * length for rows in taken()) == 1) == (n_most is None)
     assert found.ops.example_dims == {"batch": 2, "seq": 200}
     (shape,) = {t.shape for t in found.ops.by_name["head"].outputs}
     assert size_at(shape[0], found.ops.example_dims) == 2 * length
