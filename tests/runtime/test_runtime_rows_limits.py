@@ -165,3 +165,25 @@ def test_a_limit_in_a_layer_of_wide_rows_is_refused():
 def test_what_only_has_as_many_rows_is_not(name, is_whole):
     found, expected = stepped(FREE[name], is_whole)
     assert found == pytest.approx(expected, rel=1e-12)
+
+
+class Configured(nn.Module):
+    """Looks names up in its settings, with an error of its own for those that are not there."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.settings = nn.Linear(6, 6), {"scale": 2.0}
+
+    def __getattr__(self, name):
+        settings = vars(self).get("settings", {})
+        return settings[name] if name not in ("linear", "settings") else super().__getattr__(name)
+
+    def forward(self, x):
+        values = {"limit": 1.0}
+        return self.linear(x) * (self.scale if x.isfinite().all() and max(values.values()) > 0 else 1.0)
+
+
+def test_a_layer_whose_own_getattr_fails_is_captured():
+    model = nn.Sequential(nn.Linear(6, 6), Configured(), nn.Linear(6, 4))
+    found, x = autopipe.capture(model, (torch.randn(8, 6),)), torch.randn(5, 6)
+    torch.testing.assert_close(found(x), model(x))

@@ -91,7 +91,7 @@ def _compared(function: types.FunctionType, owner: Any) -> Iterator[int]:
     variables = _variables(function, constants) if comparing else {}
     for step in comparing:
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            values = [getattr(owner, str(step.argval), None)]
+            values = [_held(owner, str(step.argval))]
         elif step.opname == "LOAD_GLOBAL":
             values = [function.__globals__.get(str(step.argval))]
         elif step.opname == "LOAD_CONST":
@@ -99,6 +99,14 @@ def _compared(function: types.FunctionType, owner: Any) -> Iterator[int]:
         else:
             values = variables.get(step.argval, []) if step.opname.startswith("LOAD_") else []
         yield from (v for v in values if isinstance(v, int) and not isinstance(v, bool))
+
+
+def _held(owner: Any, name: str) -> Any:
+    """What an object has under a name; None where it has nothing, or its own ``__getattr__`` fails."""
+    try:
+        return getattr(owner, name, None)
+    except Exception:  # any Python of the model
+        return None
 
 
 @functools.lru_cache(maxsize=1 << 12)
