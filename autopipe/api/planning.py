@@ -27,7 +27,7 @@ from ..solve.stopping import interrupts
 from ..tracing import Capture
 from .agree import decide_once, in_group
 from .machine import DeviceLike, cluster_for, is_host, of_the_job, stages_per_rank
-from .prices import costs_of, counts_to_try, microbatch_dims
+from .prices import costs_of, counts_to_try, microbatch_dims, read
 from .recording import captured
 from .refine import Planned, refine
 from .training import Training
@@ -80,14 +80,15 @@ def make_plan(
         ranks = cluster_for(whole, cluster, n_ranks, wanted, schedule, on)
         _check_offload(training, solver.get("recompute"), cluster is None and is_host(whole, on))
         most = ranks.n_ranks * stages_per_rank(schedule) if wanted is None else wanted
-        counts = counts_to_try(whole, n_microbatches, costs, most)
+        source = read(costs)
+        counts = counts_to_try(whole, n_microbatches, source, most)
 
         def planned_for(pieces: int) -> Planned:
             known: dict[str, Known] = {}
 
             def price(graph: Capture) -> CostTable:
                 dims = microbatch_dims(graph, pieces)
-                table = costs_of(graph, costs, on, dims, store, training.autocast(graph))
+                table = costs_of(graph, source, on, dims, store, training.autocast(graph))
                 return training.priced(table, ranks, graph.ops)
 
             def usual_s(graph: Capture) -> float:
@@ -113,7 +114,7 @@ def make_plan(
                     **solver,
                 )
 
-            may_open = balance == "cost" and costs in ("measured", "estimated")
+            may_open = balance == "cost" and not isinstance(source, CostTable)
             limit_s = None if time_limit_s is None else time_limit_s / len(counts)
             return refine(whole, price, cut, usual_s, may_open=may_open, time_limit_s=limit_s)
 

@@ -25,12 +25,12 @@ from ..tracing import Capture, device_of
 from ..tracing.sizes.variation import Check
 from .machine import DeviceLike, busy_peers, described, is_described
 
-__all__ = ["costs_of", "count_microbatches", "counts_to_try", "microbatch_dims", "profiled"]
+__all__ = ["costs_of", "count_microbatches", "counts_to_try", "microbatch_dims", "profiled", "read"]
 
 _logger = logging.getLogger(__name__)
 
-Costs = str | CostTable | pathlib.Path
-"""As a verb takes them: ``"measured"``, ``"estimated"``, a table or the path of one."""
+Costs = str | CostTable
+"""``"measured"``, ``"estimated"``, or a table."""
 
 MICROBATCHES_PER_STAGE = 4
 """Default microbatches per stage: a uniform 1F1B then idles at most a fifth of the time."""
@@ -90,6 +90,18 @@ def count_microbatches(captured: Capture, asked: int | str | None, n_stages: int
     return n
 
 
+def read(costs: str | CostTable | pathlib.Path) -> Costs:
+    """The table that ``costs`` is or is the path of; else the word that says how to find the costs.
+
+    Raises :class:`StoreError` for a file that is no cost table.
+    """
+    if isinstance(costs, CostTable) or costs in ("measured", "estimated"):
+        return costs
+    if isinstance(costs, str) and costs.isidentifier() and not pathlib.Path(costs).exists():
+        one_of("costs", costs, ("measured", "estimated", "the path of a cost table"))
+    return CostTable.from_dict(load(costs, "the cost table"), f"the cost table {costs}")
+
+
 def counts_to_try(captured: Capture, asked: int | str | None, costs: Costs, n_stages: int) -> list[int]:
     """The counts of microbatches among which a batch like the example is planned, the default first.
 
@@ -99,9 +111,9 @@ def counts_to_try(captured: Capture, asked: int | str | None, costs: Costs, n_st
     first = count_microbatches(captured, asked, n_stages)
     if asked != "auto":
         return [first]
-    if (table := _given(costs)) is not None:
+    if isinstance(costs, CostTable):
         batch = captured.ops.example_dims.get("batch", 1)
-        n = math.ceil(batch / max(1, table.dims.get("batch", math.ceil(batch / first))))
+        n = math.ceil(batch / max(1, costs.dims.get("batch", math.ceil(batch / first))))
         return [count_microbatches(captured, n, n_stages)]
     halves = takewhile(lambda n: n >= n_stages, (first >> i for i in range(1, first.bit_length())))
     return list(dict.fromkeys([first, *(_most_taken(captured, n) for n in halves)]))
@@ -146,13 +158,12 @@ def costs_of(
     store: str | pathlib.Path | None,
     autocast: torch.dtype | None,
 ) -> CostTable:
-    """What each op costs at ``dims``: ``costs`` as a verb takes them.
+    """What each op costs at ``dims``.
 
-    Raises :class:`InputError` for what cannot be measured here, or estimated without a device;
-    :class:`StoreError` for a file that is no cost table.
+    Raises :class:`InputError` for what cannot be measured here, or estimated without a device.
     """
-    if (table := _given(costs)) is not None:
-        return _told(table, dims)
+    if isinstance(costs, CostTable):
+        return _told(costs, dims)
     if costs == "estimated":
         if device is None and device_of(captured.model).type == "meta":
             raise InputError(
@@ -187,17 +198,6 @@ def profiled(captured: Capture, *, dims: Mapping[str, int], **options: Any) -> C
     n_rows = captured.ops.example_dims.get("batch", 1)
     pieces = max(1, math.ceil(n_rows / max(1, dims.get("batch", n_rows))))
     return measure.profile(captured, dims=dims, **{"begin": beginning(captured, pieces), **options})
-
-
-def _given(costs: Costs) -> CostTable | None:
-    """The table that ``costs`` is or is the path of; None where it says how to find the costs."""
-    if isinstance(costs, CostTable):
-        return costs
-    if costs in ("measured", "estimated"):
-        return None
-    if isinstance(costs, str) and costs.isidentifier() and not pathlib.Path(costs).exists():
-        one_of("costs", costs, ("measured", "estimated", "the path of a cost table"))
-    return CostTable.from_dict(load(costs, "the cost table"), f"the cost table {costs}")
 
 
 def _told(table: CostTable, dims: Mapping[str, int]) -> CostTable:
