@@ -189,7 +189,7 @@ class Plan(Shown):
     bounds: certificate of how far its bottleneck and its step can be from the least.
     cluster: the ranks it was made for.
     candidates: what else was simulated, the uniform and by-parameters splits among them, best first. Of
-        other schedules and counts of stages or microbatches only the best of each is kept.
+        other schedules and counts of stages only the best of each is kept.
     n_candidates: how many were simulated in all.
     degrees: over how many ranks each stage is spread beside the pipeline.
     settings: how it was asked for: balance, ties, pins, memory limit, optimizer, cost source, dims, versions.

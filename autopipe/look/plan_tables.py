@@ -122,7 +122,6 @@ def candidate_table(plan: Plan) -> Table:
         Column("memory_bytes", "fullest rank", nbytes),
         Column("feasible", "fits", lambda ok: "yes" if ok else "no"),
     )
-    base = plan.step_s / plan.n_microbatches or None
     rows = tuple(
         (
             c.label,
@@ -130,7 +129,7 @@ def candidate_table(plan: Plan) -> Table:
             c.n_stages,
             c.n_microbatches,
             c.step_s,
-            c.step_s / max(1, c.n_microbatches) / base if base else None,
+            c.step_s / plan.step_s if plan.step_s else None,
             c.memory_bytes,
             c.feasible,
         )
@@ -138,8 +137,6 @@ def candidate_table(plan: Plan) -> Table:
     )
     more = plan.n_candidates - len(rows)
     notes = [f"The best of each schedule and count; {more} more were simulated."] * (more > 0)
-    if any(c.n_microbatches != plan.n_microbatches for c in plan.candidates):
-        notes.append("Microbatches are of one size: against the plan, time per microbatch counts.")
     if steps := plan.settings.get("steps_by_microbatches"):
         told = ", ".join(f"{seconds(step)} as {n}" for n, step in steps.items())
         notes.append(f"Steps of the batch cut into other counts of microbatches: {told}.")

@@ -75,7 +75,7 @@ def solve(
     known: Known | None = None,
     *,
     n_stages: int | str | None,
-    n_microbatches: int | str,
+    n_microbatches: int,
     schedule: str = "1f1b",
     balance: str | Weigh = "cost",
     memory_limit: str | float | Sequence[str | float] | None = None,
@@ -104,9 +104,8 @@ def solve(
     known: a dict for the bottlenecks of one graph's drafts and of what comes of them: one that is there and
         proved, or for a draft near its bound, is not looked for again.
     n_stages: how many, or ``"auto"`` (or None) to pick them and the ranks: all counts of ranks up to the
-        cluster's are solved, from ``min_ranks`` on, and the one with the least time per microbatch wins.
-    n_microbatches: how many, at the microbatch size of ``costs``, or ``"auto"`` to pick the step with the
-        least time per microbatch among powers of two up to four per stage.
+        cluster's are solved, from ``min_ranks`` on, and the one with the shortest step wins.
+    n_microbatches: how many, at the microbatch size of ``costs``.
     schedule: a name of ``schedule.NAMES``, or ``"auto"`` to simulate every one that the ranks allow.
     balance: ``"cost"``, ``"parameters"``, ``"uniform"``, or a callable from an op to its weight.
     memory_limit: for every rank, or a sequence of one per rank; beside the devices' own.
@@ -172,10 +171,9 @@ def solve(
                 raise KeyboardInterrupt
             if found.best is None:
                 found.best = found.looked_again(tried, deadline, is_draft)
-    ranked = sorted(found.table, key=lambda c: (not c.feasible, c.step_s / c.n_microbatches))
+    ranked = sorted(found.table, key=lambda c: (not c.feasible, c.step_s))
     best = found.best
-    # of microbatches too, any count was free: the bound is per microbatch of this plan
-    least_s = best.n_microbatches * min(case.least_step_s / case.n_microbatches for case in tried)
+    least_s = min(case.least_step_s for case in tried)
     bounds = dataclasses.replace(best.bounds, step_lower_s=min(least_s, best.step_s))
     return dataclasses.replace(
         best, bounds=bounds, candidates=_listed(ranked, best), n_candidates=len(ranked)
@@ -188,12 +186,12 @@ def usual_time_s(graph: OpGraph, cluster: Cluster) -> float:
 
 
 def _listed(ranked: Sequence[Candidate], best: Plan) -> tuple[Candidate, ...]:
-    """Every candidate like the plan in schedule and counts, and the best of each other kind."""
+    """Every candidate like the plan in schedule and stages, and the best of each other kind."""
     kept: list[Candidate] = []
     seen = set()
     for c in ranked:
-        kind = c.schedule, c.n_stages, c.n_microbatches
-        if kind == (best.schedule, best.n_stages, best.n_microbatches) or kind not in seen:
+        kind = c.schedule, c.n_stages
+        if kind == (best.schedule, best.n_stages) or kind not in seen:
             kept.append(c)
         seen.add(kind)
     return tuple(kept)
@@ -201,7 +199,7 @@ def _listed(ranked: Sequence[Candidate], best: Plan) -> tuple[Candidate, ...]:
 
 @dataclasses.dataclass(slots=True)
 class _Found:
-    """The plan with the least time per microbatch, every candidate, and what cases without a plan left open.
+    """The plan with the shortest step, every candidate, and what cases without a plan left open.
 
     ``failed`` is a case where nothing was found, one that proves it only where all do; ``unfit`` are all that
     prove it; ``fault`` is of one that could not be tried; ``short`` are ranks that together have no room for
@@ -235,7 +233,7 @@ class _Found:
         failed = self.failed
         if self.n_left and (failed is None or failed[2].proved):
             raise UndecidedError(
-                f"of {len(tried)} combinations of schedule, stages and microbatches that were left free, "
+                f"of {len(tried)} combinations of schedule and stages that were left free, "
                 f"{len(tried) - self.n_left} have no plan that fits, and there was no time for the others; "
                 "raise time_limit_s, or leave less free"
             )
@@ -263,12 +261,12 @@ def _best_of(
     is_draft: bool,
     known: Known | None,
 ) -> _Found:
-    """Cases by rising bound on their pace, as far as time suffices; schedules that cannot be are left out.
+    """Cases by rising bound on their step, as far as time suffices; schedules that cannot be are left out.
 
     Where nothing fits the first, those that hold least come next: one may fit, or rule out the others.
     """
     found = _Found()
-    ahead = sorted(tried, key=lambda c: c.least_step_s / c.n_microbatches)
+    ahead = sorted(tried, key=lambda c: c.least_step_s)
     while ahead:
         is_unfit = found.failed is not None and found.best is None
         case = min(ahead, key=lambda c: c.n_held) if is_unfit else ahead[0]
@@ -294,16 +292,12 @@ def _best_of(
                 raise
         if plan is not None:
             found.table += plan.candidates
-            if found.best is None or _pace(plan) < _pace(found.best):
+            if found.best is None or plan.step_s < found.best.step_s:
                 found.best = plan
         else:
             kind = case.schedule, case.n_stages, case.n_microbatches
             found.table.append(Candidate(case.label, *kind, 0.0, 0, False))
     return found
-
-
-def _pace(plan: Plan) -> float:
-    return plan.step_s / plan.n_microbatches
 
 
 def _solve_case(

@@ -318,8 +318,6 @@ def asked(draw: random.Random) -> Asked:
         options |= {"n_stages": "auto"}
     if draw.random() < 0.12:
         options |= {"schedule": "auto"}
-    if draw.random() < 0.12:
-        options |= {"n_microbatches": "auto"}
     if draw.random() < 0.5:
         options["memory_limit"] = draw.choice((300_000, 500_000, 800_000, 1_500_000))
     names = [op.name for op in graph.compute]

@@ -100,7 +100,7 @@ def _planned(draw: random.Random) -> str | None:
 def plan_fault(given: Asked) -> str | None:
     """What is wrong with the plan, or with there being none: exhaustive search over its case, or over all."""
     options = dict(given.options)
-    is_free = "auto" in (*(options[x] for x in _COUNTS), options.get("device_order"))
+    is_free = any(options.get(name) == "auto" for name in _FREE)
     options["time_limit_s"] = _SHORT_S if is_free else _LONG_S
     try:
         plan = solve(given.graph, given.costs, given.cluster, **options)
@@ -116,7 +116,7 @@ def plan_fault(given: Asked) -> str | None:
     return next(_faults(given, plan, is_free), None)
 
 
-_COUNTS = "n_stages", "schedule", "n_microbatches"
+_FREE = "n_stages", "schedule", "device_order"
 
 
 def _source(given: Asked) -> Source:
@@ -151,10 +151,9 @@ def _problems(given: Asked) -> Iterator[Problem]:
 
 def _faults(given: Asked, plan: Plan, is_free: bool) -> Iterator[str]:
     bounds = plan.bounds
-    paces = [plan.step_s / plan.n_microbatches]
-    paces += [c.step_s / c.n_microbatches for c in plan.candidates if c.step_s]
-    if bounds.step_lower_s > min(paces) * plan.n_microbatches * (1 + 1e-9):
-        yield f"{min(paces)} s a microbatch are under the bound {bounds.step_lower_s} of a step"
+    steps = [plan.step_s, *(c.step_s for c in plan.candidates if c.step_s)]
+    if bounds.step_lower_s > min(steps) * (1 + 1e-9):
+        yield f"{min(steps)} s are under the bound {bounds.step_lower_s} of a step"
     least = min((c.step_s for c in plan.candidates if c.feasible), default=plan.step_s)
     if not is_free and plan.step_s > least * (1 + 1e-8):
         yield f"{plan.step_s} where a candidate has {least}"

@@ -128,7 +128,7 @@ def test_parallel_branches_that_fit_when_pinned_are_found_without_pins():
     assert answer.stage_of is not None
 
 
-@pytest.mark.parametrize("options", [{"n_stages": "auto", "schedule": "auto", "n_microbatches": "auto"}, {}])
+@pytest.mark.parametrize("options", [{"n_stages": "auto", "schedule": "auto"}, {}])
 def test_the_time_limit_holds(options):
     for limit in (0.0, 0.3):
         started = time.process_time()

@@ -83,12 +83,12 @@ def test_unlike_links_with_little_memory(fields, limit, recompute):
         asked("1f1b", 3, cluster(3), table=zeros()),
         asked("zbv", 4, cluster(2, FREE), table=zeros()),
         asked("interleaved", 4, cluster(2), table=zeros(), memory_limit=700_000),
-        asked("auto", "auto", cluster(2), table=zeros(), n_microbatches="auto"),
+        asked("auto", "auto", cluster(2), table=zeros()),
         asked("1f1b", 3, cluster(3), table=zeros(forward_s=1e-12)),
         asked("1f1b", 3, cluster(3), table=zeros(forward_s=1e6, backward_s=1e6)),
         asked("1f1b", 3, cluster(3), table=zeros(forward_s=1e-3, saved_bytes=2**50), memory_limit=2**59),
         asked("1f1b", 1, cluster(1)),
-        asked("auto", "auto", cluster(1), n_microbatches="auto"),
+        asked("auto", "auto", cluster(1)),
         asked("interleaved", 3, cluster(1), memory_limit=1_500_000),
         asked("1f1b", 3, ranks(1e24, 1e-9, 1)),
         asked("1f1b", 3, ranks(1e24, 1e24, 1e24), overlap=False),
@@ -116,6 +116,7 @@ def test_costs_of_nothing_and_of_the_most_on_one_rank_and_on_unlike_ones(given):
         ({"n_stages": "3"}, InputError, "n_stages is '3'"),
         ({"n_microbatches": 0}, InputError, "n_microbatches is 0"),
         ({"n_microbatches": -1, "n_stages": "auto"}, InputError, "n_microbatches is -1"),
+        ({"n_microbatches": "auto"}, InputError, "n_microbatches is 'auto'; it must be a whole number"),
         ({"n_microbatches": 10**30}, InputError, "n_microbatches is 10"),
         ({"n_stages": "auto", "min_ranks": 4}, InputError, "min_ranks is 4; it can be at most 3"),
         ({"n_stages": "auto", "min_ranks": 0}, InputError, "min_ranks is 0"),
@@ -165,7 +166,7 @@ def test_a_thousand_ranks_are_as_many_as_the_model_has_use_for():
     assert all(plan.cluster.devices[rank].speed == 7 for rank in plan.placement)
 
 
-@pytest.mark.parametrize("free", [{}, {"n_stages": "auto", "schedule": "auto", "n_microbatches": "auto"}])
+@pytest.mark.parametrize("free", [{}, {"n_stages": "auto", "schedule": "auto"}])
 def test_a_hundredth_of_a_second_has_a_plan_and_keeps_its_time(free):
     started = time.process_time()
     plan = made(time_limit_s=0.01, **free)
@@ -178,8 +179,8 @@ def test_a_model_of_one_op_is_one_stage_wherever_it_is_free():
     hidden = (TensorSpec((8, 64), "float32", True),)
     ops = (Op("x", "input", "x", outputs=hidden), Op("one", "module", "one", "one", outputs=hidden))
     single = OpGraph("Single", (*ops, Op("output", "output", "output")), (("x", "one"), ("one", "output")))
-    free = {"n_stages": "auto", "n_microbatches": "auto", "schedule": "auto"}
-    plan = solve(single, CostTable({"one": OpCost(1e-3)}), cluster(3), **free)
+    free = {"n_stages": "auto", "schedule": "auto"}
+    plan = solve(single, CostTable({"one": OpCost(1e-3)}), cluster(3), n_microbatches=4, **free)
     assert plan.n_stages == 1
 
 

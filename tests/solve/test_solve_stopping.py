@@ -79,7 +79,6 @@ def test_a_limit_nothing_fits_in_keeps_the_time_too(memory):
                 cluster=cluster(8),
                 n_stages=None,
                 schedule="auto",
-                n_microbatches="auto",
                 memory_limit=memory,
                 time_limit_s=0.3,
             )
@@ -220,7 +219,6 @@ def test_parameters_that_all_ranks_together_cannot_hold_are_told_before_anything
             cluster=cluster(8),
             n_stages=None,
             schedule="auto",
-            n_microbatches="auto",
             memory_limit=50_000,
             time_limit_s=60.0,
         )

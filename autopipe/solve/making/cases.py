@@ -1,4 +1,4 @@
-"""What a solve tries: schedules, stage and microbatch counts, and orders of the ranks; each is one case.
+"""What a solve tries: schedules, stage counts, and orders of the ranks; each is one case.
 
 Answering a case is left to ``search``, its integer problem to ``formulate``.
 """
@@ -36,7 +36,7 @@ _FEW_RANKS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One schedule, stage count and microbatch count to plan for; ``order`` is the ranks as stages take them.
+    """One schedule and stage count to plan for; ``order`` is the ranks as stages take them.
 
     Stages are placed as the schedule places them on ranks 0, 1, …, which ``order`` then names. ``ranks`` are
     those of the cluster given that take part, in the source's own numbering.
@@ -125,7 +125,7 @@ def cases(
     source: Source,
     schedule: str,
     n_stages: int | str | None,
-    n_microbatches: int | str,
+    n_microbatches: int,
     balance: str | Weigh,
     *,
     min_ranks: int = 1,
@@ -136,14 +136,14 @@ def cases(
 
     With ``n_stages`` free, every number of ranks up to the cluster's is tried, from ``min_ranks`` on: the
     first so many, or with ``any_ranks`` the fastest; stages are laid on them in their order, or ``by_host``.
-    Each has one stage, or two where the schedule is made
-    for several; pins rule out counts without their stages. Raises :class:`InputError` for counts that are
-    none.
+    Each has one stage, or two where the schedule is made for several; pins rule out counts without their
+    stages. Raises :class:`InputError` for counts that are none.
     """
     free = n_stages is None or n_stages == "auto"
     asked = 0 if free else whole("n_stages", n_stages, most=MOST_RANKS, also="'auto'")
     min_ranks = whole("min_ranks", min_ranks, most=source.cluster.n_ranks)
     needed = max((s + 1 if s >= 0 else -s for s in source.settings.pin.values()), default=1)
+    n_microbatches = whole("n_microbatches", n_microbatches)
     names = _schedules(source, schedule, n_microbatches)
     out = []
     for n_ranks in _rank_counts(source.cluster.n_ranks, min_ranks) if free else (source.cluster.n_ranks,):
@@ -154,13 +154,12 @@ def cases(
             stages = asked or n_ranks * (2 if name in SEVERAL_PER_RANK else 1)
             if free and stages < needed:
                 continue
-            filled = there.filling(stages)
-            for n in _microbatch_counts(n_microbatches, stages):
-                out.append(Case(filled.cut_into(n), name, stages, n, balance, order, ranks))
+            filled = there.filling(stages).cut_into(n_microbatches)
+            out.append(Case(filled, name, stages, n_microbatches, balance, order, ranks))
     return out
 
 
-def _schedules(source: Source, asked: str, n_microbatches: int | str) -> list[str]:
+def _schedules(source: Source, asked: str, n_microbatches: int) -> list[str]:
     """The names to try: for a model whose tail takes the whole batch, those that run every forward first."""
     names = [n for n in NAMES if n != "forward-only"] if asked == "auto" else [asked]
     if not source.graph.tail or n_microbatches == 1:
@@ -187,12 +186,6 @@ def _chosen(cluster: Cluster, n_ranks: int, any_ranks: bool) -> tuple[int, ...]:
     devices = cluster.devices
     fastest = sorted(range(cluster.n_ranks), key=lambda r: (-devices[r].speed, r))
     return tuple(sorted(fastest[:n_ranks]))
-
-
-def _microbatch_counts(asked: int | str, n_stages: int) -> list[int]:
-    if asked == "auto":
-        return [1 << i for i in range((4 * n_stages).bit_length())]
-    return [whole("n_microbatches", asked, also="'auto'")]
 
 
 def rank_orders(cluster: Cluster, limits: Sequence[int]) -> tuple[int, Iterator[tuple[int, ...]]]:
