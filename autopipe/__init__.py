@@ -7,7 +7,7 @@ without it. ``tests/test_layers.py`` reads this table and checks every import ag
 layer          rooms                                                       torch
 =============  ==========================================================  ========
 base           errors, arguments, files, schema, formula, units, shown     no torch
-data           graph, costs, hardware, schedule, presets, plandiff, plans  no torch
+data           graph, costs, hardware, schedule, presets, plans            no torch
 device         torch_private, accelerator                                  torch
 tracing        tracing                                                     torch
 measure        measure                                                     torch
