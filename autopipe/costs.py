@@ -6,11 +6,12 @@ Measuring and estimating them is left to ``measure``; what they imply for a plan
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from .errors import InputError
-from .schema import Bytes, Count, Line, Name, Positive, Real, Seconds, Share, build, differs, versioned
+from .schema import Bytes, Count, Line, Name, Positive, Real, Seconds, Share, build, differs, load, versioned
 from .shown import Shown
 
 __all__ = ["TIMES", "CostTable", "Degrees", "OpCost"]
@@ -238,6 +239,11 @@ class CostTable(Shown):
         table = build(cls, versioned(data, VERSION, what), what)
         differs(data, table.to_dict(), what)
         return table
+
+    @classmethod
+    def read(cls, path: str | pathlib.Path) -> CostTable:
+        """A table from its file. Raises :class:`StoreError` for one that holds none."""
+        return cls.from_dict(load(path, "the cost table"), f"the cost table {path}")
 
 
 _FREE = OpCost()

@@ -9,12 +9,26 @@ import collections
 import dataclasses
 import functools
 import itertools
+import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from .arguments import brief, flag, mapping, number, one_of, sequence, text, whole
 from .errors import InputError
-from .schema import Bytes, Index, Line, Name, Positive, Rate, Seconds, build, differs, refuse, versioned
+from .schema import (
+    Bytes,
+    Index,
+    Line,
+    Name,
+    Positive,
+    Rate,
+    Seconds,
+    build,
+    differs,
+    load,
+    refuse,
+    versioned,
+)
 
 __all__ = ["DIRECT_BYTES", "Cluster", "Device", "Link"]
 
@@ -367,6 +381,11 @@ class Cluster:
             raise refuse(what, "", str(error)) from None
         differs(data, cluster.to_dict(), what)
         return cluster
+
+    @classmethod
+    def read(cls, path: str | pathlib.Path) -> Cluster:
+        """A cluster from its file. Raises :class:`StoreError` for one that holds none."""
+        return cls.from_dict(load(path, "the cluster"), f"the cluster {path}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

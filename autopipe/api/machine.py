@@ -16,7 +16,6 @@ from .. import accelerator, measure
 from ..errors import InputError
 from ..hardware import Cluster, Device, Link
 from ..measure.busy_cores import places
-from ..schema import load
 from ..solve import SEVERAL_PER_RANK
 from ..tracing import Capture, device_of
 from .agree import in_group
@@ -60,10 +59,7 @@ def cluster_for(
 
 
 def _given(given: Cluster | str | pathlib.Path, n_ranks: int | None) -> Cluster:
-    if isinstance(given, Cluster):
-        cluster = given
-    else:
-        cluster = Cluster.from_dict(load(given, "the cluster"), f"the cluster {given}")
+    cluster = given if isinstance(given, Cluster) else Cluster.read(given)
     if n_ranks not in (None, cluster.n_ranks):
         raise InputError(f"n_ranks is {n_ranks} but the cluster has {cluster.n_ranks} ranks; give one")
     return cluster

@@ -20,7 +20,6 @@ from ..costs import CostTable
 from ..errors import InputError
 from ..hardware import Device
 from ..runtime.data.step_start import beginning
-from ..schema import load
 from ..tracing import Capture, device_of
 from ..tracing.sizes.variation import Check
 from .machine import DeviceLike, busy_peers, described, is_described
@@ -99,7 +98,7 @@ def read(costs: str | CostTable | pathlib.Path) -> Costs:
         return costs
     if isinstance(costs, str) and costs.isidentifier() and not pathlib.Path(costs).exists():
         one_of("costs", costs, ("measured", "estimated", "the path of a cost table"))
-    return CostTable.from_dict(load(costs, "the cost table"), f"the cost table {costs}")
+    return CostTable.read(costs)
 
 
 def counts_to_try(captured: Capture, asked: int | str | None, costs: Costs, n_stages: int) -> list[int]:

@@ -15,7 +15,6 @@ from ..errors import InputError, PlanError
 from ..graph import OpGraph
 from ..hardware import Cluster
 from ..plans import Plan, StagePlan, Tie
-from ..schema import load
 from .options import MODEL_HELP, Making, Planning
 from .output import aside
 
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
     from .models import Loaded
 
 __all__ = ["Planned", "Request", "planned"]
+
+SOURCES = ("measured", "estimated")
+"""Ways to find costs that need the model; anything else is the path of a cost table."""
 
 TORCH_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "npu")
 
@@ -86,8 +88,8 @@ class Request:
         from ..api.prices import microbatch_dims
         from ..measure import described, device_name, estimate
 
-        if source not in ("measured", "estimated"):
-            return _read_costs(source)
+        if source not in SOURCES:
+            return CostTable.read(source)
         where = self.making.device
         if source == "measured":
             store = measure.Store.default()
@@ -146,7 +148,7 @@ class Request:
         if m.device is not None:
             return None if self._is_torch_device else device(m.device)
         if m.meta and m.cluster is not None:
-            return read_cluster(m.cluster).devices[0]
+            return Cluster.read(m.cluster).devices[0]
         return None
 
     @property
@@ -210,10 +212,12 @@ def planned(target: str, making: Making, how: Planning, model: str | None = None
         )
     plan = _under(Plan.from_json(target), how.memory, making.cluster)
     if model is None:
-        alone = dataclasses.replace(making, costs=None, cluster=None)
+        alone = dataclasses.replace(
+            making, costs=making.costs if making.costs in SOURCES else None, cluster=None
+        )
         if alone != Making():
             raise InputError(f"{target} is a plan; options of the model need --model to say which it is")
-        costs = None if making.costs is None else _read_costs(making.costs)
+        costs = None if making.costs is None else CostTable.read(making.costs)
         return Planned(plan, None, costs)
     request = Request(model, making)
     source, captured = request.source, _opened(request, plan)
@@ -237,7 +241,7 @@ def _under(plan: Plan, memory: str | None, path: pathlib.Path | None) -> Plan:
     if memory is not None:
         plan = dataclasses.replace(plan, settings={**plan.settings, "memory_limit": _limits(memory)})
     if path is not None:
-        cluster = read_cluster(path)
+        cluster = Cluster.read(path)
         if cluster.n_ranks != plan.n_ranks:
             raise PlanError(f"the plan is for {plan.n_ranks} ranks, {path} has {cluster.n_ranks}; plan again")
         stages = tuple(_at_pace(stage, plan.cluster, cluster) for stage in plan.stages)
@@ -277,12 +281,3 @@ def _opened(request: Request, plan: Plan) -> Capture:
             f"({captured.ops.digest}); give the same --batch, --seq, --input and --meta, or plan again"
         )
     return captured
-
-
-def _read_costs(path: str) -> CostTable:
-    return CostTable.from_dict(load(path, "the cost table"), f"the cost table {path}")
-
-
-def read_cluster(path: pathlib.Path) -> Cluster:
-    """A cluster from its file."""
-    return Cluster.from_dict(load(path, "the cluster"), f"the cluster {path}")

@@ -27,7 +27,6 @@ from .. import accelerator
 from ..arguments import whole
 from ..errors import CostError
 from ..hardware import Cluster, Device, Link
-from ..schema import load
 from .busy_cores import places
 from .clock import device_name
 from .devices import described, reserved
@@ -94,7 +93,7 @@ def among(n_ranks: int, module: str) -> Cluster:
             if p.returncode:
                 last = text.strip().rpartition("\n")[2]
                 raise CostError(f"probing rank {rank} of {n_ranks} failed: {last}")
-        return Cluster.from_dict(load(out, "the cluster"))
+        return Cluster.read(out)
 
 
 @contextlib.contextmanager

@@ -485,8 +485,9 @@ def test_what_ran_must_be_what_was_planned(plan_path, tmp_path):
     assert "what ran had 3 stages on 3 ranks" in done.stderr
 
 
-def test_options_of_a_model_need_one(plan_path):
-    done = invoke("explain", plan_path, "--batch", "4")
+@pytest.mark.parametrize("option", [("--batch", "4"), ("--costs", "measured"), ("--costs", "estimated")])
+def test_options_of_a_model_need_one(plan_path, option):
+    done = invoke("explain", plan_path, *option)
     assert done.exit_code == 2
     assert "--model" in done.stderr
 
