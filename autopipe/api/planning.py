@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,15 +17,14 @@ from torch import nn
 from .. import measure
 from ..costs import CostTable
 from ..errors import InfeasibleError, InputError, UndecidedError
-from ..graph import Op
-from ..hardware import Cluster
 from ..plans import Plan
 from ..schema import written
 from ..solve import Known, solve, usual_time_s
 from ..solve.stopping import interrupts
 from ..tracing import Capture
 from .agree import decide_once, in_group
-from .machine import DeviceLike, cluster_for, is_host, of_the_job, stages_per_rank
+from .machine import cluster_for, is_host, of_the_job, stages_per_rank
+from .options import Options
 from .prices import costs_of, counts_to_try, microbatch_dims, read
 from .recording import captured
 from .refine import Planned, refine
@@ -42,81 +40,57 @@ Decision = tuple[Plan, CostTable, tuple[str, ...]]
 
 def make_plan(
     model: nn.Module | Capture,
-    n_stages: int | str | None = None,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    n_ranks: int | None = None,
-    min_ranks: int = 1,
-    n_microbatches: int | str | None = None,
-    schedule: str = "1f1b",
-    balance: str | Callable[[Op], float] = "cost",
-    costs: str | CostTable | pathlib.Path = "measured",
-    cluster: Cluster | str | pathlib.Path | None = None,
-    device: DeviceLike = None,
-    memory_limit: str | int | Sequence[str | int] | None = None,
-    ties: str = "auto",
-    pin: Mapping[str, int] | None = None,
-    dynamic: Any = "auto",
-    open: Sequence[str] = (),
-    closed: Sequence[str] = (),
-    store: str | pathlib.Path | None = None,
-    time_limit_s: float | None = None,
-    precision: str | None = None,
-    optimizer: str = "adam",
-    offload: str = "never",
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    options: Options,
     stall_limit_s: float | None = None,
-    **solver: Any,
 ) -> Planned:
-    """What rank 0 decides for all, from the options of :func:`autopipe.split` and of ``solve``."""
-    training = Training(precision, optimizer, offload, solver.pop("optimizer_bytes_per_parameter_byte", None))
-    wanted = n_stages if isinstance(n_stages, int) else None
-    how = {"dynamic": dynamic, "open": open, "closed": closed}
-    whole = captured(model, args, kwargs, how, stall_limit_s)
-    on = of_the_job(whole) if device is None else device
+    """What rank 0 decides for all."""
+    place, cut, training = options.place, options.cut, options.training
+    wanted = cut.n_stages if isinstance(cut.n_stages, int) else None
+    whole = captured(model, args, kwargs, options.recording.written, stall_limit_s)
+    on = of_the_job(whole) if place.device is None else place.device
     decided_here: list[Capture] = []
 
     def decide() -> Decision:
-        ranks = cluster_for(whole, cluster, n_ranks, wanted, schedule, on)
-        _check_offload(training, solver.get("recompute"), cluster is None and is_host(whole, on))
-        most = ranks.n_ranks * stages_per_rank(schedule) if wanted is None else wanted
-        source = read(costs)
-        counts = counts_to_try(whole, n_microbatches, source, most)
+        ranks = cluster_for(whole, place.cluster, place.n_ranks, wanted, cut.schedule, on)
+        on_host = place.cluster is None and is_host(whole, on)
+        _check_offload(training, options.solver.get("recompute"), on_host)
+        most = ranks.n_ranks * stages_per_rank(cut.schedule) if wanted is None else wanted
+        source = read(options.pricing.costs)
+        counts = counts_to_try(whole, cut.n_microbatches, source, most)
 
         def planned_for(pieces: int) -> Planned:
             known: dict[str, Known] = {}
 
             def price(graph: Capture) -> CostTable:
                 dims = microbatch_dims(graph, pieces)
-                table = costs_of(graph, source, on, dims, store, training.autocast(graph))
+                table = costs_of(graph, source, on, dims, options.pricing.store, training.autocast(graph))
                 return training.priced(table, ranks, graph.ops)
 
             def usual_s(graph: Capture) -> float:
                 return usual_time_s(graph.ops, ranks)
 
-            def cut(graph: Capture, table: CostTable, seconds: float, is_draft: bool) -> Plan:
+            def solved(graph: Capture, table: CostTable, seconds: float, is_draft: bool) -> Plan:
                 return solve(
                     graph.ops,
                     table,
                     ranks,
                     n_stages=wanted,
-                    min_ranks=ranks.n_ranks if in_group() else min_ranks,
+                    min_ranks=ranks.n_ranks if in_group() else place.min_ranks,
                     n_microbatches=pieces,
-                    schedule=schedule,
-                    balance=balance,
-                    memory_limit=memory_limit,
-                    ties=ties,
-                    pin=pin,
+                    schedule=cut.schedule,
+                    balance=cut.balance,
                     time_limit_s=seconds,
                     optimizer_bytes_per_parameter_byte=training.ratio(graph.ops),
                     is_draft=is_draft,
                     known=known.setdefault(graph.ops.digest, {}),
-                    **solver,
+                    **options.solver,
                 )
 
-            may_open = balance == "cost" and not isinstance(source, CostTable)
-            limit_s = None if time_limit_s is None else time_limit_s / len(counts)
-            return refine(whole, price, cut, usual_s, may_open=may_open, time_limit_s=limit_s)
+            may_open = cut.balance == "cost" and not isinstance(source, CostTable)
+            limit_s = None if cut.time_limit_s is None else cut.time_limit_s / len(counts)
+            return refine(whole, price, solved, usual_s, may_open=may_open, time_limit_s=limit_s)
 
         planned = _fastest(planned_for, counts)
         decided_here.append(planned.capture)

@@ -23,25 +23,27 @@ _HOST_BYTES_S = 5e10
 """Memory bandwidth of the host that one rank's optimizer has: assumed."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What a caller said of it; ``given`` is the caller's own ratio, which goes before the presets."""
+    """What a caller said of it; their own ratio, where they gave one, goes before the presets."""
 
     precision: str | None = None
     optimizer: str = "adam"
     offload: str = "never"
-    given: float | None = None
+    optimizer_bytes_per_parameter_byte: float | None = None
 
     def __post_init__(self) -> None:
-        if self.given is not None and (self.precision, self.optimizer, self.offload) != (
-            None,
-            "adam",
-            "never",
-        ):
+        presets = self.precision, self.optimizer, self.offload
+        if self.has_own_ratio and presets != (None, "adam", "never"):
             raise InputError(
                 "optimizer_bytes_per_parameter_byte says what precision, optimizer and offload would; give "
                 "it or them"
             )
+
+    @property
+    def has_own_ratio(self) -> bool:
+        """Whether the caller said what optimizer and precision keep, in place of the presets."""
+        return self.optimizer_bytes_per_parameter_byte is not None
 
     @property
     def moves_activations(self) -> bool:
@@ -52,12 +54,12 @@ class Training:
     def written(self) -> dict[str, str]:
         """What the plan's settings keep of it."""
         out = {"precision": self.precision or "", "optimizer": self.optimizer, "offload": self.offload}
-        return {} if self.given is not None else out
+        return {} if self.has_own_ratio else out
 
     def ratio(self, graph: OpGraph) -> float:
         """Bytes beside weights and gradients per byte of trained parameter."""
-        if self.given is not None:
-            return self.given
+        if self.optimizer_bytes_per_parameter_byte is not None:
+            return self.optimizer_bytes_per_parameter_byte
         return optimizer_ratio_of(graph, self.precision, self.optimizer, self.offload)
 
     def autocast(self, capture: Capture) -> torch.dtype | None:

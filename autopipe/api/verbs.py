@@ -24,6 +24,7 @@ from ..tracing import Capture
 from .agree import join_group
 from .checks import MOST_MICROBATCHES, check_model, check_names, checked
 from .machine import is_described
+from .options import CONCERNS, Options
 from .pipe import Pipe
 from .planning import make_plan
 from .prices import microbatch_dims, profiled
@@ -94,10 +95,10 @@ def plan(
     every one must call it, and all get the same :class:`Plan`.
     """
     check_model(model, args, kwargs)
-    options = _checked("plan", {**options, "n_stages": n_stages})
+    asked = _options("plan", {**options, "n_stages": n_stages})
     join_group()
     with shapes_of(model.model if isinstance(model, Capture) else model):
-        return make_plan(model, args=args, kwargs=kwargs, **options).plan
+        return make_plan(model, args, kwargs, asked).plan
 
 
 def split(
@@ -199,15 +200,15 @@ def split(
         pipe = Pipe(captured, given)
         check_between(given, captured.ops)
         return pipe
-    options = _checked("split", {**options, "n_stages": n_stages})
-    planned = make_plan(model, args=args, kwargs=kwargs, stall_limit_s=stall_limit_s, **options)
+    asked = _options("split", {**options, "n_stages": n_stages})
+    planned = make_plan(model, args, kwargs, asked, stall_limit_s)
     return Pipe(planned.capture, planned.plan, planned.costs)
 
 
-def _checked(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _options(verb: str, given: Mapping[str, Any]) -> Options:
     """The options; :class:`InputError` for a name that is none of the verb's, or a value it cannot have."""
-    check_names(verb, options, make_plan, solve)
-    return checked(options)
+    check_names(verb, given, *CONCERNS, solve)
+    return Options.of(**checked(given))
 
 
 def _check_decided(given: Plan, n_stages: int | str | None, options: Mapping[str, Any]) -> None:

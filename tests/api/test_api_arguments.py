@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import autopipe
-from autopipe.api.planning import make_plan
+from autopipe.api.options import CONCERNS
 from autopipe.errors import AutopipeError, InputError, PlanError
 from autopipe.hardware import Cluster, Device, Link
 from autopipe.solve import solve
@@ -54,7 +54,7 @@ VERBS = {
 
 def test_every_option_of_split_is_tried_here():
     known = {*inspect.signature(autopipe.split).parameters} - {"options"}
-    takes = (*inspect.signature(make_plan).parameters.values(), *inspect.signature(solve).parameters.values())
+    takes = [p for what in (*CONCERNS, solve) for p in inspect.signature(what).parameters.values()]
     known |= {p.name for p in takes if p.kind is p.KEYWORD_ONLY}
     assert known == {*SPLIT}
 

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import autopipe
 from autopipe.api import Pipe
+from autopipe.api.options import Options
 from autopipe.api.planning import make_plan
 
 
@@ -85,7 +86,8 @@ KINDS = {
 def trained(model: nn.Module, x: torch.Tensor, n_stages: int, opened=(), seed=3, **options):
     """Two steps: the losses, and every gradient after the second."""
     model.zero_grad()
-    planned = make_plan(autopipe.capture(model, (x,), open=opened), n_stages, **HOW, **options)
+    asked = Options.of(n_stages=n_stages, **HOW, **options)
+    planned = make_plan(autopipe.capture(model, (x,), open=opened), (), None, asked)
     pipe = Pipe(planned.capture, planned.plan)
     torch.manual_seed(seed)
     runtime = pipe.runtime()
