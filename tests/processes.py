@@ -67,7 +67,10 @@ def _job(n_ranks: int, is_hosted_by_rank_0: bool) -> tuple[dict[str, str], dist.
     job = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(n_ranks)}
     if is_hosted_by_rank_0:
         return {**job, "MASTER_PORT": str(free_port())}, None
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # at an IPv4 address: of each peer with an IPv6 one it asks a name server, and stands still meanwhile
+    listening = socket.create_server(("127.0.0.1", 0), backlog=128)
+    port, number = listening.getsockname()[1], listening.detach()
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=number)
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     return {**job, **agent, "MASTER_PORT": str(store.port)}, store
 
@@ -161,6 +164,7 @@ def start(
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
+        "RES_OPTIONS": "timeout:1 attempts:1",  # each connection to the store asks a name server, unheard
         "PYTHONPATH": os.pathsep.join(map(str, PATHS)),
         **(environment or {}),
     }

@@ -8,6 +8,7 @@ What is decided is left to the caller, how ranks talk to ``runtime.wire.parley``
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import multiprocessing
@@ -23,10 +24,10 @@ from torch.distributed.rendezvous import rendezvous
 from .. import errors
 from ..errors import AutopipeError, InputError, PlanError, StepError
 from ..runtime.wire.ended import say_ended
-from ..runtime.wire.parley import Parley
+from ..runtime.wire.parley import Parley, call_of_all
 from ..runtime.wire.side_thread import in_side_thread
 
-__all__ = ["decide_once", "in_group", "join_group", "make_alike"]
+__all__ = ["decide_once", "in_group", "join_group", "make_alike", "one_call"]
 
 _logger = logging.getLogger(__name__)
 
@@ -123,6 +124,11 @@ def _leave_group() -> None:
 def in_group() -> bool:
     """Whether a process group of more than one rank is up."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def one_call(name: str) -> contextlib.AbstractContextManager[None]:
+    """Within it every rank makes the call ``name``: what keeps one alone from it the others hear at once."""
+    return call_of_all(name) if in_group() else contextlib.nullcontext()
 
 
 def make_alike(what: str, make: Callable[[], T], digest: Callable[[T], str], limit_s: float | None) -> T:

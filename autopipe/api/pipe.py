@@ -22,6 +22,7 @@ from ..exports import gather, relays, to_megatron_layout, to_torch_stages
 from ..neighbours.generation import generate
 from ..plans import Plan
 from ..runtime import Runtime, mixing
+from ..runtime.wire.peers import joining
 from ..stages import Parity, Stage, build, renewed, run_values, undisturbed, verify
 from ..torch_private import uncompiled
 from ..tracing import Capture
@@ -287,9 +288,13 @@ class Pipe(nn.Module, metaclass=_Short):
         ``stall_limit_s``, ``check_finite``, ``feed``, ``mixed_rows``, ``weights``. None means what the plan
         says. Raises :class:`InputError` for an unknown option, and where the pipe or part of it is wrapped.
         """
+        join_group()
+        with joining(options.get("mesh")):
+            return self._make_runtime(loss_fn, options)
+
+    def _make_runtime(self, loss_fn: Callable[..., torch.Tensor] | None, options: dict[str, Any]) -> Runtime:
         check_names("runtime", options, Runtime)
         check_whole(self)
-        join_group()
         own = weakref.WeakMethod(self._adopt)  # else the two would keep each other
         given = {"costs": self.costs, "adopt": lambda *cut: (adopt := own()) and adopt(*cut), **options}
         runtime = Runtime(self.graph, self.plan, self.stages, loss_fn=loss_fn, **given)

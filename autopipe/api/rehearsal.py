@@ -32,12 +32,14 @@ from torch.nn import functional as F
 
 from .. import measure
 from ..arguments import whole
+from ..errors import CostError
 from ..hardware import Cluster
 from ..measure.probe import MOST_RANKS, among, job_group
 from ..measure.samples import typical
 from ..plans import Plan
 from ..runtime import Runtime
 from ..simulator import simulate
+from .agree import make_alike, one_call
 from .verbs import split
 
 __all__ = ["probe"]
@@ -65,13 +67,31 @@ def probe(n_ranks: int = 2) -> Cluster:
     In a job started by ``torchrun`` every rank calls it and gets the same cluster; elsewhere it starts
     ``n_ranks`` processes on this machine. Raises :class:`CostError` when one of them fails.
     """
-    n_ranks = whole("n_ranks", n_ranks, most=MOST_RANKS)
     if dist.is_initialized():
-        return _rehearsed(measure.probe())
+        return _of_job(n_ranks)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         with job_group("env://", int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])):
-            return _rehearsed(measure.probe())
-    return among(n_ranks, __name__)
+            return _of_job(n_ranks)
+    return among(_checked(n_ranks), __name__)
+
+
+def _checked(n_ranks: int) -> int:
+    return whole("n_ranks", n_ranks, most=MOST_RANKS)
+
+
+def _of_job(n_ranks: int) -> Cluster:
+    """The cluster of the ranks of the process group; what one alone is refused for, all raise."""
+    with one_call("probe"):
+        _checked(n_ranks)
+        make_alike("the call of probe", lambda: "", str, None)
+    try:
+        return _rehearsed(measure.probe())
+    except RuntimeError as error:  # torch's, where messages cannot be carried
+        first_line = str(error).partition("\n")[0]
+        raise CostError(
+            f"rank {dist.get_rank()} could not measure with the others: {first_line}; another rank may be "
+            "gone: look at its log"
+        ) from error
 
 
 def _rehearsed(cluster: Cluster) -> Cluster:

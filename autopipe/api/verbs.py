@@ -21,7 +21,7 @@ from ..simulator import Timeline
 from ..simulator import simulate as _simulate
 from ..solve import solve
 from ..tracing import Capture
-from .agree import join_group
+from .agree import join_group, one_call
 from .checks import MOST_MICROBATCHES, check_model, check_names, checked
 from .machine import is_described
 from .options import CONCERNS, Options
@@ -94,11 +94,12 @@ def plan(
     Parameters and errors are those of :func:`split`, without ``plan`` and ``stall_limit_s``. On several ranks
     every one must call it, and all get the same :class:`Plan`.
     """
-    check_model(model, args, kwargs)
-    asked = _options("plan", {**options, "n_stages": n_stages})
     join_group()
-    with shapes_of(model.model if isinstance(model, Capture) else model):
-        return make_plan(model, args, kwargs, asked).plan
+    with one_call("plan"):
+        check_model(model, args, kwargs)
+        asked = _options("plan", {**options, "n_stages": n_stages})
+        with shapes_of(model.model if isinstance(model, Capture) else model):
+            return make_plan(model, args, kwargs, asked).plan
 
 
 def split(
@@ -188,21 +189,45 @@ def split(
     >>> len(pipe.stages), tuple(pipe(torch.randn(3, 8)).shape)
     (2, (3, 4))
     """
-    check_model(model, args, kwargs)
-    stall_limit_s = checked({"stall_limit_s": stall_limit_s})["stall_limit_s"]
-    join_group(stall_limit_s)
-    if plan is not None:
-        if not isinstance(plan, (str, pathlib.Path)):
-            check_plan(plan)
-        given = plan if isinstance(plan, Plan) else Plan.from_json(plan)
-        _check_decided(given, n_stages, options)
-        captured = captured_for(given, model, args, kwargs, checked(options), stall_limit_s)
-        pipe = Pipe(captured, given)
-        check_between(given, captured.ops)
-        return pipe
-    asked = _options("split", {**options, "n_stages": n_stages})
-    planned = make_plan(model, args, kwargs, asked, stall_limit_s)
-    return Pipe(planned.capture, planned.plan, planned.costs)
+    limit_s = _limit(stall_limit_s)
+    join_group(limit_s)
+    with one_call("split"):
+        check_model(model, args, kwargs)
+        checked({"stall_limit_s": stall_limit_s})
+        if plan is not None:
+            return _of_plan(plan, model, n_stages, args, kwargs, limit_s, options)
+        asked = _options("split", {**options, "n_stages": n_stages})
+        planned = make_plan(model, args, kwargs, asked, limit_s)
+        return Pipe(planned.capture, planned.plan, planned.costs)
+
+
+def _limit(given: Any) -> float | None:
+    """The limit to wait by; the usual one where it is none that :func:`split` takes, as it will say."""
+    try:
+        limit_s: float | None = checked({"stall_limit_s": given})["stall_limit_s"]
+    except InputError:
+        return None
+    return limit_s
+
+
+def _of_plan(
+    plan: Plan | str | pathlib.Path,
+    model: nn.Module | Capture,
+    n_stages: int | str | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    limit_s: float | None,
+    options: Mapping[str, Any],
+) -> Pipe:
+    """The stages of a plan that was made before."""
+    if not isinstance(plan, (str, pathlib.Path)):
+        check_plan(plan)
+    given = plan if isinstance(plan, Plan) else Plan.from_json(plan)
+    _check_decided(given, n_stages, options)
+    captured = captured_for(given, model, args, kwargs, checked(options), limit_s)
+    pipe = Pipe(captured, given)
+    check_between(given, captured.ops)
+    return pipe
 
 
 def _options(verb: str, given: Mapping[str, Any]) -> Options:

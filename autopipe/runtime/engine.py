@@ -56,7 +56,7 @@ from .weights.gather import gather_weights
 from .weights.stale import StaleTensor, absent, filled, guard, mark, readable
 from .wire.boundary import edges_between
 from .wire.channel import Channel
-from .wire.peers import Peers, pipeline_ranks
+from .wire.peers import STOPS, Peers, pipeline_ranks
 from .wire.position import Patience, Position
 
 if TYPE_CHECKING:
@@ -106,6 +106,14 @@ class Engine:
         self.device = pick_device(options.device, stages, bool(ranks))
         accelerator.keep_freed(self.device)
         self.peers = self._join(ranks) if ranks else None
+        try:
+            self._settle()
+        except STOPS as error:  # the others may wait for this rank to connect
+            self.fail(error)
+
+    def _settle(self) -> None:
+        """Have the weights and all else in place, each rank its own."""
+        capture, options, stages = self.capture, self.options, self.all_stages
         self.rank = self.peers.rank if self.peers else 0
         self.seed: int = self.peers.cards[0]["own seed"] if self.peers else torch.initial_seed()
         self.stages = tuple(s for s in stages if self.peers is None or s.rank == self.rank)

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import sys
 import time
 
@@ -30,12 +31,16 @@ class Failing:
     load_state_dict = state_dict
 
 
+def layers():
+    return nn.Sequential(*[nn.Linear(8, 8) for _ in range(6)])
+
+
 class Job:
     """A pipeline of three ranks that has made a step."""
 
     def __init__(self, **options):
         torch.manual_seed(0)
-        model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(6)])
+        model = layers()
         self.x, self.rank = torch.randn(6, 8), dist.get_rank()
         self.pipe = autopipe.split(model, 3, (self.x,), n_ranks=3, costs="estimated", n_microbatches=2)
         self.rt = self.pipe.runtime(F.mse_loss, stall_limit_s=60.0, **options)
@@ -135,10 +140,79 @@ STEPS = {
 """Steps that one rank alone is refused: they end with its cause on all."""
 
 
+def split(job, **options):
+    """A pipe of three stages, with options of its own."""
+    given = {"n_stages": 3, "args": (job.x,), "costs": "estimated", "n_microbatches": 2, **options}
+    return autopipe.split(layers(), **given)
+
+
+def stop(*args):
+    raise KeyboardInterrupt
+
+
+def unready(job):
+    """A way of filling weights that one rank alone has not."""
+    return lambda module, path: module.reset_parameters() if job.rank != ODD else 1 / 0
+
+
+def on_meta(job, **options):
+    """A runtime of a model that each rank fills its stages of."""
+    with torch.device("meta"):
+        model = layers()
+    pipe = autopipe.split(
+        model, 3, (job.x.to("meta"),), balance="parameters", device="H200", costs="estimated"
+    )
+    return pipe.runtime(F.mse_loss, **options)
+
+
+MADE = {
+    "split no model": (lambda j: autopipe.split(j.of(layers(), 3), 3, (j.x,)), "model is 3"),
+    "split by a word": (lambda j: split(j, n_stages=j.of(3, "x")), "n_stages is 'x'"),
+    "split by an unknown": (lambda j: split(j, **j.of({}, {"stages": 3})), "no option 'stages'"),
+    "split with a limit": (lambda j: split(j, stall_limit_s=j.of(60.0, -1)), "stall_limit_s is -1"),
+    "split by precision": (
+        lambda j: split(j, optimizer="sgd", **j.of({}, {"optimizer_bytes_per_parameter_byte": 2})),
+        "give it or them",
+    ),
+    "split by a file": (lambda j: split(j, **j.of({}, {"plan": "none.json"})), "none.json"),
+    "split stopped": (lambda j: split(j, args=j.of((j.x,), (Stops(),))), "KeyboardInterrupt"),
+    "split by other data": (lambda j: split(j, args=(j.of(j.x, j.x[:, :3]),)), "failed|mat1"),
+    "plan by a word": (
+        lambda j: autopipe.plan(layers(), 3, (j.x,), n_microbatches=j.of(2, 0)),
+        "n_microbatches is 0",
+    ),
+    "probe": (lambda j: autopipe.probe(j.of(3, 0)), "n_ranks is 0"),
+    "run by an unknown": (lambda j: j.pipe.runtime(**j.of({}, {"limit": 3})), "no option 'limit'"),
+    "run a loss": (lambda j: j.pipe.runtime(j.of(F.mse_loss, 3)), "loss_fn is 3"),
+    "run on a mesh": (lambda j: j.pipe.runtime(F.mse_loss, mesh=j.of(None, 3)), "mesh is 3"),
+    "run on a device": (lambda j: j.pipe.runtime(F.mse_loss, device=j.of("cpu", "x")), "device is 'x'"),
+    "run a schedule": (lambda j: j.pipe.runtime(F.mse_loss, schedule=j.of(None, "x")), "schedule is 'x'"),
+    "run a changed model": (lambda j: changed(j).runtime(F.mse_loss), "put in, or taken out"),
+    "run stopped": (lambda j: j.pipe.runtime(F.mse_loss, autocast=j.of(None, Stops())), "KeyboardInterrupt"),
+    "run without weights": (lambda j: on_meta(j, weights=unready(j)), "ZeroDivision"),
+}
+"""What one rank alone is refused, or stopped in, before there is a pipeline: each goes on with the next."""
+
+
+class Stops:
+    """What stops its rank as soon as it is looked at."""
+
+    __class__ = property(stop)
+
+
+def changed(job):
+    """A pipe of a model that one rank alone has changed since."""
+    pipe = split(job)
+    if job.rank == ODD:
+        pipe.model.append(nn.Linear(8, 8))
+    return pipe
+
+
 def check(call, kinds, says):
     began_s = time.monotonic()
-    with pytest.raises(kinds, match=says):
+    with pytest.raises(kinds) as caught:
         call()
+    assert isinstance(caught.value, KeyboardInterrupt) or re.search(says, str(caught.value)), caught.value
     assert time.monotonic() - began_s < WITHIN_S
 
 
@@ -168,6 +242,10 @@ def main(folder):
             kinds,
             r"has no state|KeyboardInterrupt|ZeroDivision",
         )
+    job = Job()
+    for call, says in MADE.values():
+        kinds = (AutopipeError, ArithmeticError, KeyboardInterrupt) if job.rank == ODD else AutopipeError
+        check(lambda call=call: call(job), kinds, says)
     for call, says in STEPS.values():
         job = Job()
         check(lambda call=call, job=job: (call(job), job.step()), AutopipeError, says)

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ...errors import StepError
+from ...errors import AutopipeError, StepError
 from .board import Board, StoreGone, StoreSilent
 from .key import KEY_VARIABLE
 from .position import Patience, Position
@@ -340,12 +340,17 @@ class Watch:
 
 
 def roll_call(
-    board: Board, rank: int, n_ranks: int, card: str, limit_s: float, ended: Callable[[int], str]
+    board: Board,
+    rank: int,
+    n_ranks: int,
+    card: str,
+    limit_s: float,
+    gone: Callable[[int], AutopipeError | None],
 ) -> tuple[str, ...]:
     """Every rank's ``card``, once all have shown theirs.
 
-    Raises :class:`StepError` naming the ranks that did not come within ``limit_s``, or at once with why one
-    has ``ended``.
+    Raises :class:`StepError` naming the ranks that did not come within ``limit_s``, or at once what says
+    that one has ``gone``.
     """
     board.post(f"card/{rank}", card)
     deadline = time.monotonic() + limit_s
@@ -354,8 +359,8 @@ def roll_call(
     while missing:
         cards |= {r: found for r in missing if (found := board.look(f"card/{r}")) is not None}
         missing = [r for r in missing if r not in cards]
-        if gone := next(filter(None, map(ended, missing)), ""):
-            raise StepError(gone)
+        if error := next(filter(None, map(gone, missing)), None):
+            raise error
         if missing and time.monotonic() > deadline:
             names = ", ".join(map(str, missing))
             raise StepError(

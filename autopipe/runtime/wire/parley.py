@@ -5,9 +5,10 @@ What they agree on is left to ``api``.
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -17,14 +18,43 @@ from ...errors import StepError
 from ...torch_private import default_store
 from .board import Board, StoreGone, StoreSilent
 from .ended import ended
+from .refused import refusal, say_refused
 
-__all__ = ["SILENCE_S", "Parley"]
+__all__ = ["SILENCE_S", "Parley", "call_of_all"]
 
 SIGN_S = 1.0
 SILENCE_S = 60.0
 """How long a rank may give no sign of life; until its first, ``LATE_FACTOR`` times as long."""
 LATE_FACTOR = 5.0
-_held: collections.Counter[int] = collections.Counter()
+
+
+class _Call:
+    """A call that all ranks of a group make, the ``n``-th of this process, and its talks so far."""
+
+    def __init__(self, n: int = 0) -> None:
+        self.n, self.n_talks = n, 0
+
+    def corner(self, n_ranks: int) -> str:
+        """Where in the job's store it is spoken of; groups of other sizes may come after one another."""
+        return f"talk/{n_ranks}/{self.n}"
+
+
+_calls: dict[int, _Call] = {}
+"""The last of each size of a group."""
+
+
+@contextlib.contextmanager
+def call_of_all(name: str) -> Iterator[None]:
+    """Within it each rank makes the call ``name``. What ends it on one, the others hear where they talk."""
+    n_ranks = dist.get_world_size()
+    call = _calls[n_ranks] = _Call(_calls.get(n_ranks, _Call()).n + 1)
+    try:
+        yield
+    except BaseException as error:
+        say_refused(call.corner(n_ranks), name, dist.get_rank(), error)
+        raise
+    finally:
+        _calls[n_ranks] = _Call(call.n + 1)  # ranks that left at unlike points talk of what comes next
 
 
 class Parley:
@@ -36,11 +66,14 @@ class Parley:
 
     def __init__(self, limit_s: float | None = None) -> None:
         self.rank, self.n_ranks = dist.get_rank(), dist.get_world_size()
-        _held[self.n_ranks] += 1
+        call = _calls.setdefault(self.n_ranks, _Call())
+        call.n_talks += 1
         self._limit_s = SILENCE_S if limit_s is None else limit_s
         self._late_factor = LATE_FACTOR if limit_s is None else 1.0
         store: Any = default_store()
-        self._board = Board(store, f"talk/{self.n_ranks}/{_held[self.n_ranks]}", lambda: self._limit_s)
+        corner = call.corner(self.n_ranks)
+        self._board = Board(store, f"{corner}/{call.n_talks}", lambda: self._limit_s)
+        self._refusals = self._board.corner(corner)
         self._heard: dict[int, tuple[str | None, float]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._live, name="autopipe talk", daemon=True)
@@ -74,7 +107,8 @@ class Parley:
     def hear(self, key: str, source: int, words: str) -> str:
         """What rank ``source`` says; ``words`` are what this rank does meanwhile.
 
-        Raises :class:`StepError` when that rank falls silent, or its process has ended by an error.
+        Raises :class:`StepError` when that rank falls silent, or its process has ended by an error, and what
+        :func:`refusal` gives where it has left the call.
         """
         pause_s = 1e-3
         while True:
@@ -110,6 +144,8 @@ class Parley:
         if sign != last:
             since = time.monotonic()
         self._heard[source] = sign, since
+        if error := self._ask(lambda: refusal(self._refusals, source)):
+            raise error
         if gone := self._ask(lambda: ended(self._board, source)):
             raise StepError(gone)
         silent_s = time.monotonic() - since

@@ -32,10 +32,11 @@ from .group import FOREVER, Group, HostGroup, break_group, make_group
 from .link import Link, connect
 from .lost_ranks import corner, end_of_a_replica, loss_in, tells_of_a_loss
 from .position import OUTSIDE, Patience, Position
+from .refused import refusal, say_refused
 from .side_thread import in_side_thread
 from .talk import Talk
 
-__all__ = ["Peers", "pipeline_ranks"]
+__all__ = ["STOPS", "Peers", "joining", "pipeline_ranks"]
 
 _logger = logging.getLogger(__name__)
 
@@ -60,6 +61,19 @@ def pipeline_ranks(mesh: DeviceMesh | None, n_ranks: int) -> tuple[int, ...]:
 
     Raises :class:`InputError` when their number is not the plan's.
     """
+    ranks = _ranks_of(mesh)
+    if ranks and len(ranks) != n_ranks:
+        if len(ranks) == 1:
+            return ()
+        raise InputError(
+            f"the plan is for {n_ranks} ranks but {len(ranks)} are running; start {n_ranks} processes, "
+            f"plan for n_ranks={len(ranks)}, or pass a mesh with a 'pp' dim of {n_ranks}"
+        )
+    return ranks if len(ranks) > 1 else ()
+
+
+def _ranks_of(mesh: DeviceMesh | None) -> tuple[int, ...]:
+    """The global ranks that a mesh, or else the job, has for a pipeline; none where there is no group."""
     group: Any
     if mesh is not None:
         names = mesh.mesh_dim_names or ()
@@ -73,15 +87,27 @@ def pipeline_ranks(mesh: DeviceMesh | None, n_ranks: int) -> tuple[int, ...]:
         group = dist.group.WORLD
     else:
         return ()
-    ranks = tuple(dist.get_process_group_ranks(group))
-    if len(ranks) != n_ranks:
-        if len(ranks) == 1:
-            return ()
-        raise InputError(
-            f"the plan is for {n_ranks} ranks but {len(ranks)} are running; start {n_ranks} processes, "
-            f"plan for n_ranks={len(ranks)}, or pass a mesh with a 'pp' dim of {n_ranks}"
-        )
-    return ranks if len(ranks) > 1 else ()
+    return tuple(dist.get_process_group_ranks(group))
+
+
+@contextlib.contextmanager
+def joining(mesh: Any) -> Iterator[None]:
+    """Within it each rank of a pipeline makes its runtime, on a ``mesh`` or, where that is none, in the job.
+
+    What keeps one alone from it, the others hear at once.
+    """
+    try:
+        ranks = _ranks_of(mesh)
+    except (AttributeError, InputError):  # what the runtime is refused for, too
+        ranks = _ranks_of(None)
+    n_made = _made.get(ranks, -1)
+    try:
+        yield
+    except BaseException as error:
+        if len(ranks) > 1 and _made.get(ranks, -1) == n_made:  # it has not come to the others
+            _made[ranks] = n_made + 1
+            say_refused(corner(ranks, n_made + 1), "runtime", ranks.index(dist.get_rank()), error)
+        raise
 
 
 class Peers(Talk):
@@ -105,7 +131,7 @@ class Peers(Talk):
         self.board = Board(default, corner(ranks, self._n_made), lambda: patience.limit_s)
         try:
             self.store: Any = self.board.connection()
-            self.cards = self._compare(card, patience.limit_s, lambda r: ended(self.board, ranks[r]))
+            self.cards = self._compare(card, patience.limit_s, lambda r: self._gone(r, ranks[r]))
         except BaseException as error:
             self.board.close()
             if isinstance(error, StoreGone):
@@ -176,9 +202,9 @@ class Peers(Talk):
         self.watch.raise_if_failed()
 
     def _compare(
-        self, card: dict[str, Any], limit_s: float, has_ended: Callable[[int], str]
+        self, card: dict[str, Any], limit_s: float, gone: Callable[[int], AutopipeError | None]
     ) -> list[dict[str, Any]]:
-        cards = roll_call(self.board, self.rank, self.n_ranks, json.dumps(card), limit_s, has_ended)
+        cards = roll_call(self.board, self.rank, self.n_ranks, json.dumps(card), limit_s, gone)
         read = [json.loads(c) for c in cards]
         for key in (k for k in card if not k.startswith("own ")):
             odd = first_difference([json.dumps(c[key]) for c in read])
@@ -188,6 +214,11 @@ class Peers(Talk):
                     "run the same code with the same plan on every rank"
                 )
         return read
+
+    def _gone(self, rank: int, number: int) -> AutopipeError | None:
+        """Why a rank, the job's by its ``number``, does not come; None where nothing says that."""
+        text = ended(self.board, number)
+        return refusal(self.board, rank) or (StepError(text) if text else None)
 
     def new_group(self, purpose: str, ranks: tuple[int, ...]) -> Group:
         """A communicator of some of the pipeline's ranks; only they ask for it, once for each purpose."""
