@@ -173,7 +173,7 @@ def solve(
                 found.best = found.looked_again(tried, deadline, is_draft)
     ranked = sorted(found.table, key=lambda c: (not c.feasible, c.step_s))
     best = found.best
-    least_s = min(case.least_step_s for case in tried)
+    least_s = min(found.least_s.get(id(case)) or case.least_step_s for case in tried)
     bounds = dataclasses.replace(best.bounds, step_lower_s=min(least_s, best.step_s))
     return dataclasses.replace(
         best, bounds=bounds, candidates=_listed(ranked, best), n_candidates=len(ranked)
@@ -203,7 +203,8 @@ class _Found:
 
     ``failed`` is a case where nothing was found, one that proves it only where all do; ``unfit`` are all that
     prove it; ``fault`` is of one that could not be tried; ``short`` are ranks that together have no room for
-    what must be held between steps; ``n_left`` is how many there was no time for.
+    what must be held between steps; ``n_left`` is how many there was no time for; ``least_s`` bounds the
+    steps of cases that were solved, by their identity.
     """
 
     best: Plan | None = None
@@ -213,6 +214,7 @@ class _Found:
     unfit: list[Problem] = dataclasses.field(default_factory=list)
     short: list[frozenset[int]] = dataclasses.field(default_factory=list)
     n_left: int = 0
+    least_s: dict[int, float] = dataclasses.field(default_factory=dict)
 
     def fail(self, answered: Answered) -> None:
         """Keeps a case where nothing was found, rather one that is open."""
@@ -342,6 +344,10 @@ def _solve_case(
         # of several orders, one that is open says that not all are ruled out; the case's own stands for all
         found.fail(min(answered, key=lambda a: (a[2].proved, a[0].order != case.order)))
         return None
+    if not is_draft and not stopped.is_set():
+        # of several orders, each has other prices
+        lower = 0 if free else answered[0][2].lower_ns
+        found.least_s[id(case)] = case.least_step_in_room_s(problem, lower, deadline)
     return dataclasses.replace(best, candidates=tuple(table))
 
 

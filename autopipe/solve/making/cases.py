@@ -16,7 +16,8 @@ from ...errors import InfeasibleError, InputError
 from ...hardware import MOST_RANKS, Cluster
 from ...schedule import BREADTH_FIRST, COST_AWARE, MOST_LISTED, NAMES, SPLIT, build, placement
 from ..definition.problem import Problem
-from ..proof.step import least_step_s
+from ..proof.memory import least_total_in_room
+from ..proof.step import PRECISE, least_in_turn_s, least_step_s, least_work_ns
 from .baselines import Weigh
 from .formulate import formulate, largest_cut
 from .source import Source
@@ -26,6 +27,9 @@ __all__ = ["SEVERAL_PER_RANK", "Case", "cases", "rank_orders"]
 
 SEVERAL_PER_RANK = ("interleaved", "looped-bfs", "zbv", "dualpipev")
 """Schedules whose ranks hold two stages each unless told otherwise."""
+
+IN_TURN = "1f1b"
+"""The schedule whose ranks have at most a microbatch in flight for each stage from theirs on."""
 
 _LISTED_S = 1e-3
 """Seconds for each forward of a schedule that is made for its costs, and made again once they are known."""
@@ -93,10 +97,41 @@ class Case:
         """What no plan of this case can beat."""
         devices = self.source.cluster.devices
         in_line, split = self.n_stages == len(devices), self.schedule in (*SPLIT, COST_AWARE)
-        speeds = [d.speed for d in devices]
-        least_s = least_step_s(self.source.work, speeds, self.n_microbatches, in_line=in_line, split=split)
-        # a rank that has its host to itself is faster than its costs say
-        return least_s * (self.source.costs.alone if self.source.cluster.cores else 1.0)
+        least_s = least_step_s(
+            self.source.work,
+            [d.speed for d in devices],
+            self.n_microbatches,
+            in_line=in_line,
+            split=split,
+            in_turn=self.is_in_turn,
+        )
+        return least_s * self._pace
+
+    @property
+    def is_in_turn(self) -> bool:
+        """Whether alike ranks with a stage each take more microbatches than there are of them in turn."""
+        devices = self.source.cluster.devices
+        is_line = self.schedule == IN_TURN and self.n_stages == len(devices) < self.n_microbatches
+        return is_line and len({d.speed for d in devices}) == 1
+
+    @property
+    def _pace(self) -> float:
+        """A rank that has its host to itself is faster than its costs say, by this factor at most."""
+        return self.source.costs.alone if self.source.cluster.cores else 1.0
+
+    def least_step_in_room_s(self, problem: Problem, lower_ns: int, deadline: float) -> float:
+        """The same, with what memory has computed again, where no bottleneck is under ``lower_ns``."""
+        if not self.is_in_turn:
+            return self.least_step_s
+        speed = self.source.cluster.devices[0].speed
+        least_s = least_in_turn_s(
+            least_total_in_room(problem, deadline) / 1e9,
+            least_work_ns(problem, lower_ns) / 1e9,
+            self.source.work.aside_s / speed,
+            self.n_stages,
+            self.n_microbatches,
+        )
+        return max(self.least_step_s, least_s * (1 - PRECISE) * self._pace)
 
     def problem(self) -> Problem:
         """Its integer problem. Raises :class:`InfeasibleError` when the graph has too few pieces."""

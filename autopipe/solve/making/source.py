@@ -16,8 +16,9 @@ from ...errors import CostError, InputError, PlanError
 from ...graph import Op, OpGraph
 from ...hardware import Cluster, Link
 from ..proof.step import Work
-from .clones import clones_of, copies_of, inputs_of
+from .clones import clones_of, copies_of
 from .tails import with_tail
+from .work import work_of
 
 __all__ = ["Settings", "Source", "cheapest_link", "slowest_link"]
 
@@ -170,25 +171,14 @@ class Source:
     @functools.cached_property
     def work(self) -> Work:
         """What every plan must do for a microbatch: cloned ops left out, values made again off all paths."""
-        graph, costs, training = self.graph, self.costs, self.settings.training
-        forward = dict.fromkeys((op.name for op in graph.ops), 0.0)
-        both = dict(forward)
-        dearest = total = 0.0
-        again = {name for ops in self.copies.values() for name in ops} - self.clones
-        takes = inputs_of(graph)
-        for op in graph.compute:
-            cost = costs[op.name]
-            own = cost.forward_s + cost.backward_s * training
-            if op.name in self.clones:
-                own_path = 0.0
-            else:
-                total, dearest, own_path = total + own, max(dearest, own), cost.forward_s
-            if op.name in again:
-                continue
-            forward[op.name] = own_path + max((forward[u] for u in takes[op.name]), default=0.0)
-            if op.requires_grad and training and op.name not in self.clones:
-                both[op.name] = own + max((both[u] for u in takes[op.name]), default=0.0)
-        return Work(total, dearest, max(forward.values(), default=0.0), max(both.values(), default=0.0))
+        return work_of(
+            self.graph,
+            self.costs,
+            self.clones,
+            {name for ops in self.copies.values() for name in ops} - self.clones,
+            training=self.settings.training,
+            may_recompute=self.settings.recompute != "never",
+        )
 
 
 def cheapest_link(cluster: Cluster) -> Link:

@@ -22,7 +22,7 @@ from ..definition.problem import HUGE, Problem
 from ..stopping import clock_s
 from .runs import Block, Kind, Run, runs_of
 
-__all__ = ["least_in_room", "part_with_room"]
+__all__ = ["least_in_room", "least_total_in_room", "part_with_room"]
 
 Floats = npt.NDArray[np.float64]
 Entries = list[tuple[int, float]]
@@ -59,11 +59,12 @@ class _Program:
     """The program: as much of everything as ranks can hold, in the same part of each run.
 
     Rows are the kinds of each run, ways' times and moments, blocks of stages, and kinds of runs at cuts.
-    Columns are the part, and what each stage holds and computes again.
+    Columns are the part, and what each stage holds and computes again. ``in_all``: bounds are of all ranks'
+    time together, which are of one speed, and not of each one's.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, in_all: bool = False) -> None:
+        self.problem, self.in_all = problem, in_all
         self.ranks = list(problem.stages_of)
         self.runs = list(collections.Counter(runs_of(problem)).items())
         self.n_columns, self.n_rows = 1, 0
@@ -175,7 +176,8 @@ class _Program:
         """The most work of a rank within a bound, the sums of each of its stages rounded three times."""
         own = self.problem.stages_of[self.ranks[x]]
         speed = self.problem.stages[own[0]].speed
-        return float(bound) if speed == 1.0 else (bound + 2 * len(own)) * speed
+        n_stages = self.problem.n_stages if self.in_all else len(own)
+        return float(bound) if speed == 1.0 else (bound + 2 * n_stages) * speed
 
     def _limit(self, x: int) -> int:
         return self.problem.stages[self.problem.stages_of[self.ranks[x]][0]].limit_bytes
@@ -195,14 +197,18 @@ class _Program:
             scale[way.time] = 0.0 if bound is None else 1 / max(1.0, self._most_ns(way.rank, bound))
             scale[list(way.moments)] = 1 / max(1, limit)
             beside += [(row, w, -float(limit > 0)) for row in way.moments]
-            beside += [(way.time, w, -1.0)] * (bound is not None)
+            beside += [(way.time, w, -1.0)] * (bound is not None and not self.in_all)
             totals.append((way.rank, w, 1.0))
+        n_totals = len(self.ranks) + self.problem.n_stages - 1
+        if self.in_all and bound is not None:
+            beside += [(way.time, n_beside + w, -1.0) for w, way in enumerate(self.ways)]
+            totals += [(n_totals, n_beside + w, 1.0) for w in range(len(self.ways))]
+            n_totals, n_beside = n_totals + 1, n_beside + len(self.ways)
         for cuts in self.at_cuts:
             for cut, places in enumerate(cuts):
                 beside += [(row, n_beside, -1.0) for row, _ in places]
                 totals.append((len(self.ranks) + cut, n_beside, 1.0))
                 n_beside += 1
-        n_totals = len(self.ranks) + self.problem.n_stages - 1
 
         def sparse(entries: Sequence[tuple[int, int, float]], shape: tuple[int, int]) -> Any:
             rows, columns, values = zip(*entries, strict=True)
@@ -261,10 +267,13 @@ class _Program:
         most = np.zeros(len(self.ranks))
         for way in self.ways:
             room = self._limit(way.rank) * float(multipliers[list(way.moments)].sum())
-            if bound is not None:
+            if bound is not None and not self.in_all:
                 room += self._most_ns(way.rank, bound) * float(multipliers[way.time])
             most[way.rank] = max(most[way.rank], room)
-        return float(most.sum())
+        shared = 0.0
+        if bound is not None and self.in_all:
+            shared = self._most_ns(0, bound) * max(float(multipliers[way.time]) for way in self.ways)
+        return float(most.sum()) + shared
 
     def part(self, seconds: float) -> float:
         """At most this part of everything has room, with any time."""
@@ -324,7 +333,20 @@ def least_in_room(problem: Problem, lower: int, most: int, deadline: float) -> i
     """A bound on the bottleneck of every assignment that fits, at least ``lower`` and at most ``most``."""
     if not problem.has_memory:
         return lower
-    until, program = _until(deadline), _Program(problem)
+    return _raised(_Program(problem), lower, most, _until(deadline))
+
+
+def least_total_in_room(problem: Problem, deadline: float) -> int:
+    """A bound on what all ranks together take where everything fits; they are of one speed."""
+    # forwards and backwards of a stage are rounded
+    total = int(sum(item.work_ns for item in problem.items) / problem.stages[0].speed) - 2 * problem.n_stages
+    if not problem.has_memory or problem.recompute == "never":
+        return total
+    return _raised(_Program(problem, in_all=True), total, HUGE, _until(deadline))
+
+
+def _raised(program: _Program, lower: int, most: int, until: float) -> int:
+    """The bound, by what programs rule out under it."""
     if program.is_large:
         return lower
     for _ in range(_ROUNDS):

@@ -1,6 +1,7 @@
 """What no step can be shorter than: fill, bottleneck and drain, and one microbatch's way through the model.
 
-A bound on single loads is left to ``bounds``. Everything here holds for every assignment of ops to stages.
+A bound on single loads is left to ``bounds``, on what memory has computed again to ``memory``. Everything
+here holds for every assignment of ops to stages.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-__all__ = ["Work", "least_step_s"]
+from ..definition.problem import Problem
 
-_PRECISE = 1e-6
+__all__ = ["PRECISE", "Work", "least_in_turn_s", "least_step_s", "least_work_ns"]
+
+PRECISE = 1e-6
 """Times are rounded to nanoseconds per op, so a bound of their sums is taken so much lower."""
 
 
@@ -20,16 +23,18 @@ class Work:
     """Seconds per microbatch at speed 1: of all ops, of the dearest, and along the longest paths of data.
 
     ``forward_path_s`` counts forwards, ``path_s`` forwards and backwards of ops that gradients reach.
+    ``aside_s`` is the most that a stage holds which has no op of the latter path.
     """
 
     total_s: float
     dearest_s: float
     forward_path_s: float
     path_s: float
+    aside_s: float
 
 
 def least_step_s(
-    work: Work, speeds: Sequence[float], n_microbatches: int, *, in_line: bool, split: bool
+    work: Work, speeds: Sequence[float], n_microbatches: int, *, in_line: bool, split: bool, in_turn: bool
 ) -> float:
     """A bound on the step of every plan on ranks of these speeds.
 
@@ -37,6 +42,7 @@ def least_step_s(
     parts before it, and they for its gradient, unless the backward is ``split`` and weight gradients may come
     last: with B for the step and M microbatches, M · work + (parts of the path before) ≤ B on every rank.
     Summed up, the path is at most B · (1 − (1 − 1/M)^ranks), less what the ranks do beside it.
+    ``in_turn``: ranks in line take forwards and backwards in turn, see :func:`least_in_turn_s`.
     """
     m, fastest = n_microbatches, max(speeds)
     share = m * work.total_s / sum(speeds)
@@ -44,7 +50,50 @@ def least_step_s(
     least = max(share, m * work.dearest_s / fastest, max(paths) / fastest)
     if in_line and len(set(speeds)) == 1:
         least = max(least, *(_filled_s(work.total_s, path, len(speeds), m) / fastest for path in paths))
-    return least * (1 - _PRECISE)
+        if in_turn:
+            turns_s = least_in_turn_s(work.total_s, work.dearest_s, work.aside_s, len(speeds), m)
+            least = max(least, turns_s / fastest)
+    return least * (1 - PRECISE)
+
+
+def least_in_turn_s(total_s: float, fullest_s: float, aside_s: float, n_ranks: int, m: int) -> float:
+    """A bound on the step of m > ranks microbatches under 1F1B on alike ranks in line, at least so full.
+
+    All is per microbatch: the work of all ranks, the fullest rank's, and what one without an op of the path
+    of data holds at most. Let each of n ranks have an op of it, w be a rank's work, P that of the n before
+    it, V of those after. At most k = ranks − r microbatches are in flight on rank r. It begins after P's
+    forwards and ends before P's backwards. From the end of its first forward to its first backward, a
+    microbatch passes V both ways, and there are k − 1 forwards to do meanwhile; from its last forward to its
+    last backward likewise, with k − 1 backwards. So P + m · w + 2 V − (k − 1) · w ≤ step. On the fullest of
+    the n, before which there is at most r · w, that is (m − ranks − 1) · w + 2 (P + w + V) at least.
+    """
+
+    def least(n: int) -> float:
+        of_path_s = total_s - (n_ranks - n) * aside_s
+        own_s = max(of_path_s / n, fullest_s if n == n_ranks or fullest_s > aside_s else 0.0)
+        return (m - n_ranks - 1) * own_s + 2 * of_path_s
+
+    return max(0.0, min(map(least, range(1, n_ranks + 1))))
+
+
+def least_work_ns(problem: Problem, lower_ns: int) -> int:
+    """What the fullest stage works at least where no bottleneck is under a bound; 0 if that is not known.
+
+    That is where the bottleneck may be the host's work, or transfers: they take on any stage no more than all
+    values together, each sent or received.
+    """
+    if problem.has_hosts:
+        return 0
+    moving = syncing = 0
+    tables = {id(rows): rows for rows in (problem.pair_ns or {}).values()}.values()
+    for n, net in enumerate(problem.nets):
+        prices = [net.prices_ns((0, 0)), *net.link_ns, *(rows[n] for rows in tables)]
+        n_sent = 1 if problem.sender_pays == "once" else len(net.consumers)
+        moving += max(max(n_sent * send, receive) for send, receive in prices)
+    for share in problem.shares:
+        syncing += max([share.sync_ns, *share.more_ns, *(ns for row in share.link_ns for ns in row)])
+    floor = lower_ns - syncing
+    return max(0, (floor if moving < floor else 0) if problem.overlap else floor - moving)
 
 
 def _filled_s(total_s: float, path_s: float, n_ranks: int, m: int) -> float:

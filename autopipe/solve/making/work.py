@@ -1,0 +1,84 @@
+"""What every plan must do for a microbatch, from which steps are bounded: sums, and the longest ways of data.
+
+The bounds themselves are left to ``proof.step``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+
+from ...costs import CostTable
+from ...graph import OpGraph
+from ..proof.step import Work
+from .clones import inputs_of
+
+__all__ = ["work_of"]
+
+
+def work_of(
+    graph: OpGraph,
+    costs: CostTable,
+    clones: Collection[str],
+    copied: Collection[str],
+    *,
+    training: bool,
+    may_recompute: bool,
+) -> Work:
+    """The work of ops that are not clones; ``copied`` values, which may be made again, are off all paths."""
+    forward = dict.fromkeys((op.name for op in graph.ops), 0.0)
+    both, came_from = dict(forward), dict[str, str]()
+    dearest = total = 0.0
+    takes = inputs_of(graph)
+    for op in graph.compute:
+        cost = costs[op.name]
+        own = cost.forward_s + cost.backward_s * training
+        if op.name in clones:
+            own_path = 0.0
+        else:
+            total, dearest, own_path = total + own, max(dearest, own), cost.forward_s
+        if op.name in copied:
+            continue
+        forward[op.name] = own_path + max((forward[u] for u in takes[op.name]), default=0.0)
+        if op.requires_grad and training and op.name not in clones:
+            longest = max(takes[op.name], key=both.__getitem__, default="")
+            both[op.name] = own + both.get(longest, 0.0)
+            if both.get(longest):
+                came_from[op.name] = longest
+    path = [max(both, key=both.__getitem__, default="")]
+    while path[-1] in came_from:
+        path.append(came_from[path[-1]])
+    runs, own_s, anywhere_s = 1 + may_recompute, dict[str, float](), 0.0
+    for op in graph.compute:
+        once_s = runs * costs[op.name].forward_s
+        anywhere_s += once_s * (op.name in clones or op.name in copied)
+        if op.name not in clones:
+            own_s[op.name] = once_s + costs[op.name].backward_s * training
+    aside_s = anywhere_s + _aside_s(graph, takes, path[::-1], own_s)
+    return Work(total, dearest, max(forward.values(), default=0.0), max(both.values(), default=0.0), aside_s)
+
+
+def _aside_s(
+    graph: OpGraph, takes: Mapping[str, Sequence[str]], path: Sequence[str], own_s: Mapping[str, float]
+) -> float:
+    """The most that a stage holds which has no op of a path.
+
+    It lies between the stages of two of its neighbouring ops, so that nothing the first takes is in it, nor
+    anything made of the second.
+    """
+    place = {name: x for x, name in enumerate(path)}
+    # per op, the last op of the path that it is made of, and the first that is made of it
+    after = dict.fromkeys((op.name for op in graph.ops), -1)
+    before = dict.fromkeys(after, len(path))
+    for op in graph.ops:
+        after[op.name] = place.get(op.name, max((after[u] for u in takes[op.name]), default=-1))
+    for op in reversed(graph.ops):
+        first = min((before[c] for c in graph.consumers[op.name]), default=len(path))
+        before[op.name] = place.get(op.name, first)
+    changes = [0.0] * (len(path) + 2)
+    for name, seconds in own_s.items():
+        if name not in place and after[name] < before[name]:
+            # behind the path's op x, from the last that it is made of to the one ahead of what is made of it
+            changes[after[name] + 1] += seconds
+            changes[before[name] + 1] -= seconds
+    return max(itertools.accumulate(changes))

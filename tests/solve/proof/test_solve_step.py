@@ -1,0 +1,114 @@
+"""Bounds on whole steps: under every assignment's simulated step, and near the best one's."""
+
+import itertools
+import random
+
+import pytest
+from language_model import cluster, costs, graph
+
+from autopipe.costs import CostTable, OpCost
+from autopipe.errors import InfeasibleError
+from autopipe.graph import Op, OpGraph, ParameterSpec, TensorSpec
+from autopipe.hardware import Cluster, Device, Link
+from autopipe.simulator import simulate
+from autopipe.solve import chain, solve
+from autopipe.solve.definition.answer import Answer
+from autopipe.solve.definition.problem import HUGE
+from autopipe.solve.making.cases import Case
+from autopipe.solve.making.source import Settings, Source
+from autopipe.solve.step import _plan
+from autopipe.solve.stopping import clock_s
+
+HIDDEN = (TensorSpec((8, 64), "float32", True),)
+
+
+def case_of(source: Source, n_stages: int, n_microbatches: int, schedule: str = "1f1b") -> Case:
+    ranks = tuple(range(source.cluster.n_ranks))
+    return Case(source, schedule, n_stages, n_microbatches, "cost", ranks, ranks)
+
+
+def steps_of(case: Case, problem) -> list[float]:
+    """The simulated step of every assignment that fits."""
+    none, found = Answer(None, HUGE, 0), []
+    for stage_of in itertools.product(range(problem.n_stages), repeat=len(problem.items)):
+        if not problem.is_valid(stage_of):
+            continue
+        loads = problem.loads(stage_of)
+        if problem.bottleneck(loads) < HUGE:
+            found.append(_plan(case, problem, none, stage_of, loads).step_s)
+    return found
+
+
+def drawn(draw: random.Random, n_ops: int) -> tuple[OpGraph, CostTable]:
+    """Ops that take one or two of those before them, some cheap, some beside the way of gradients."""
+    ops, edges = [Op("x", "input", "x", outputs=HIDDEN)], []
+    table, names = {}, ["x"]
+    for v in range(n_ops):
+        name, trained = f"op{v}", draw.random() < 0.85
+        out = (TensorSpec((8, 64), "float32", trained),)
+        ops.append(Op(name, "module", name, name, outputs=out, parameters=(f"w{v}",)))
+        edges += [(u, name) for u in sorted({draw.choice(names[-3:]), draw.choice(names)}, key=names.index)]
+        names.append(name)
+        forward_s = draw.choice((1e-5, 1e-3, 2e-3, 5e-3))
+        backward_s = 2 * forward_s * trained
+        table[name] = OpCost(forward_s, backward_s, forward_s, forward_s, draw.choice((0, 1 << 16)))
+    last = [name for name in names[1:] if name not in {u for u, _ in edges}]
+    ops.append(Op("output", "output", "output"))
+    edges += [(name, "output") for name in last]
+    place = {op.name: x for x, op in enumerate(ops)}
+    weights = tuple(ParameterSpec(f"w{v}", (f"w{v}",), (64, 64), "float32") for v in range(n_ops))
+    edges.sort(key=lambda e: (place[e[0]], place[e[1]]))
+    return OpGraph("Drawn", tuple(ops), tuple(edges), parameters=weights), CostTable(table)
+
+
+@pytest.mark.parametrize("number", [*range(12), 176])
+def test_no_assignment_of_a_drawn_graph_is_under_the_bound(number):
+    """Side branches, stages that no gradient passes, recomputation for memory, transfers that fill."""
+    draw = random.Random(number)
+    ops, table = drawn(draw, 5)
+    limits = () if draw.random() < 0.3 else (draw.choice((400_000, 800_000, 1_200_000)),) * 3
+    recompute, overlap = draw.choice(("auto", "never")), draw.random() < 0.7
+    settings = Settings(overlap=overlap, recompute=recompute, memory_limit=limits)
+    source = Source.of(ops, table, Cluster.uniform(3, link=Link(1e-5, draw.choice((1e8, 1e10)))), settings)
+    case = case_of(source, 3, draw.choice((4, 5, 9)))
+    problem = case.problem()
+    answer, steps = chain(problem), steps_of(case, problem)
+    assert case.least_step_s <= min(steps, default=HUGE)
+    assert case.least_step_in_room_s(problem, answer.lower_ns, clock_s() + 60.0) <= min(steps, default=HUGE)
+
+
+@pytest.mark.parametrize("n_microbatches", [4, 8, 20])
+def test_of_alike_layers_in_a_row_the_bound_is_the_step(n_microbatches):
+    """One op a stage, nothing to send: M + S − 1 of them."""
+    ops = [Op("x", "input", "x", outputs=HIDDEN)]
+    ops += [Op(f"op{v}", "module", f"op{v}", f"op{v}", outputs=HIDDEN) for v in range(6)]
+    names = [op.name for op in ops]
+    edges = (*itertools.pairwise(names), ("op5", "output"))
+    alike = OpGraph("Alike", (*ops, Op("output", "output", "output")), edges)
+    table = CostTable({f"op{v}": OpCost(1e-3, 2e-3) for v in range(6)})
+    plan = solve(alike, table, Cluster((Device(),) * 3), n_stages=3, n_microbatches=n_microbatches)
+    assert plan.step_s >= (n_microbatches + 2) * 6e-3
+    assert plan.bounds.step_lower_s >= 0.999 * plan.step_s
+
+
+def test_what_memory_has_computed_again_is_in_the_bound():
+    """The tighter the limit, the more; never over the best plan's step, and near it."""
+    heavy = CostTable(
+        {name: OpCost(c.forward_s, c.backward_s, saved_bytes=1 << 18) for name, c in costs().costs.items()}
+    )
+    room, found = 4 << 20, []
+    while True:
+        settings = Settings(overlap=True, recompute="auto", memory_limit=(room,) * 3)
+        case = case_of(Source.of(graph(), heavy, cluster(), settings), 3, 9)
+        try:
+            plan = solve(
+                graph(), heavy, cluster(), n_stages=3, n_microbatches=9, recompute="auto", memory_limit=room
+            )
+        except InfeasibleError:
+            break
+        assert plan.step_s == pytest.approx(simulate(plan).step_s)
+        assert case.least_step_s <= plan.bounds.step_lower_s <= plan.step_s
+        found.append(plan.bounds.step_lower_s / case.least_step_s)
+        room -= 1 << 18
+    assert found[-1] > found[0] + 0.02
+    assert all(a <= b + 1e-3 for a, b in itertools.pairwise(found))
