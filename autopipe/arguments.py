@@ -11,12 +11,13 @@ autopipe.errors.InputError: n_stages is 0; it must be a whole number of at least
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import operator
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import InputError
 
@@ -30,11 +31,14 @@ __all__ = [
     "place",
     "plain",
     "sequence",
+    "taking",
     "text",
     "whole",
 ]
 
 MOST = 2**31 - 1
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def whole(name: str, value: Any, least: int = 1, most: int = MOST, *, also: str = "") -> int:
@@ -175,3 +179,25 @@ def brief(value: Any) -> str:
     except Exception as error:  # a value's own repr may fail, and the fault is elsewhere
         shown = f"a {type(value).__name__} ({type(error).__name__} when shown)"
     return shown if len(shown) <= 80 else f"{shown[:77]}…"
+
+
+def taking(options: type[Any]) -> Callable[[Function], Function]:
+    """Decorates a function whose ``**options`` are the fields of a dataclass: ``help`` shows each by name.
+
+    >>> class Size:
+    ...     def __init__(self, *, width: int = 1) -> None: ...
+    >>> @taking(Size)
+    ... def made(name, **options): ...
+    >>> str(inspect.signature(made))
+    "(name, *, width: 'int' = 1)"
+    """
+
+    def decorated(function: Function) -> Function:
+        own = inspect.signature(function)
+        kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        fields = inspect.signature(options).parameters
+        shown = [*kept, *(field for name, field in fields.items() if name not in own.parameters)]
+        function.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
+        return function
+
+    return decorated

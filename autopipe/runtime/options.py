@@ -76,7 +76,7 @@ class Request:
         return self.outputs if isinstance(self.outputs, str) else "all" if self.outputs else ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """The options of :class:`Runtime`, which documents them."""
 

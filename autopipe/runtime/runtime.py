@@ -8,20 +8,18 @@ from __future__ import annotations
 import contextlib
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
-from ..arguments import called, flag, number
+from ..arguments import called, flag, number, taking
 from ..costs import CostTable
 from ..errors import InputError
 from ..plans import Plan
-from ..schedule import Schedule
 from ..stages import Stage
 from .engine import Engine
-from .options import Autocast, Init, LossWeight, Options, Request, Where
+from .options import Options, Request, Where
 from .rebalance import Cutter
 from .reduce.precision import clip_grad_norm
 from .runner import Runner
@@ -85,55 +83,26 @@ class Runtime(Upkeep):
     hold different plans, :class:`StepError` when a rank never comes.
     """
 
+    @taking(Options)
     def __init__(
         self,
         capture: Capture,
         plan: Plan,
         stages: Sequence[Stage],
         *,
-        loss_fn: Callable[[Any, Any], Tensor] | None = None,
         n_microbatches: int | None = None,
-        schedule: str | Schedule | None = None,
-        device: torch.device | str | None = None,
-        mesh: DeviceMesh | None = None,
-        autocast: Autocast = None,
-        scaler: Any = None,
-        loss_reduction: Literal["mean", "sum"] | None = None,
-        loss_weight: LossWeight | None = None,
-        release: bool = False,
-        batch_dims: Mapping[str, int | None] | None = None,
-        stall_limit_s: float | None = None,
-        check_finite: bool = True,
-        feed: int | None = None,
-        mixed_rows: Literal["tail", "refuse", "allow"] = "tail",
-        weights: str | pathlib.Path | Init | None = None,
         costs: CostTable | None = None,
         adopt: Callable[[Plan, tuple[Stage, ...]], None] = lambda plan, stages: None,
+        **options: Any,
     ) -> None:
-        options = Options(
-            loss_fn,
-            plan.n_microbatches if n_microbatches is None else n_microbatches,
-            schedule,
-            device,
-            mesh,
-            autocast,
-            scaler,
-            loss_reduction,
-            loss_weight,
-            release,
-            batch_dims,
-            stall_limit_s,
-            check_finite,
-            feed,
-            mixed_rows,
-            weights,
-        )
-        self._engine = Engine(capture, plan, tuple(stages), options)
+        count = plan.n_microbatches if n_microbatches is None else n_microbatches
+        given = Options(n_microbatches=count, **options)
+        self._engine = Engine(capture, plan, tuple(stages), given)
         self._runner = Runner(self._engine)
         self._cutter = Cutter(self._engine, costs, adopt)
         self._checkpoints = Checkpoints(self._engine, self._engine.named_parameters)
-        if isinstance(weights, (str, pathlib.Path)):
-            self._checkpoints.load(pathlib.Path(weights), {}, strict=True)
+        if isinstance(given.weights, (str, pathlib.Path)):
+            self._checkpoints.load(pathlib.Path(given.weights), {}, strict=True)
 
     def __reduce__(self) -> NoReturn:
         raise InputError(

@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import os
 import random
+import re
 import time
 from fractions import Fraction
 
@@ -16,6 +17,7 @@ import autopipe
 from autopipe.api.options import CONCERNS
 from autopipe.errors import AutopipeError, InputError, PlanError
 from autopipe.hardware import Cluster, Device, Link
+from autopipe.runtime import Runtime
 from autopipe.solve import solve
 
 ODD = (
@@ -57,6 +59,18 @@ def test_every_option_of_split_is_tried_here():
     takes = [p for what in (*CONCERNS, solve) for p in inspect.signature(what).parameters.values()]
     known |= {p.name for p in takes if p.kind is p.KEYWORD_ONLY}
     assert known == {*SPLIT}
+
+
+def test_a_runtime_shows_its_options_by_name():
+    assert {*RUNTIME} <= {*inspect.signature(Runtime).parameters}
+
+
+@pytest.mark.parametrize(
+    ("what", "options"), [(autopipe.split, SPLIT), (Runtime, inspect.signature(Runtime).parameters)]
+)
+def test_help_says_what_each_option_is(what, options):
+    text = inspect.getdoc(what)
+    assert [n for n in options if not re.search(rf"^(\w+, )*{n}(, \w+)*: ", text, re.M)] == []
 
 
 def test_a_plan_is_told_apart_from_plans_alone(pipe):
