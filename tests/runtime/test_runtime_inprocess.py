@@ -434,3 +434,34 @@ def test_what_one_call_of_a_layer_keeps_for_another_is_its_microbatchs_own(close
         assert runtime.step(x[:n]).loss.item() == pytest.approx(loss.item(), rel=1e-12)
         for p, grad in zip(model.parameters(), wanted, strict=True):
             torch.testing.assert_close(p.grad, grad)
+
+
+class AsksForGradients(nn.Module):
+    """Goes another way for inputs that require a gradient; trains by the second one's share then."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, y):
+        h = self.a(2 * x if x.requires_grad else x).tanh()
+        return self.b(h + (self.a(y) if y.requires_grad else self.a(y).detach()))
+
+
+def test_a_model_that_asks_which_inputs_require_a_gradient_is_answered_as_by_the_batch():
+    torch.manual_seed(0)
+    model = AsksForGradients().double()
+    plain, given = copy.deepcopy(model), torch.randn(2, 7, 4, dtype=torch.float64)
+    runtime = autopipe.split(model, 2, tuple(given), costs="estimated", n_microbatches=3).runtime(
+        loss_fn=lambda out, _: out.square().mean()
+    )
+    for flags in ((False, False), (True, True), (False, True), (True, False), (False, False)):
+        batch, own = ([t.clone().requires_grad_(f) for t, f in zip(given, flags, strict=True)] for _ in "ab")
+        model.zero_grad()
+        plain.zero_grad()
+        loss, expected = runtime.step(*batch).loss, plain(*own).square().mean()
+        expected.backward()
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+        for ours, theirs in zip((*model.parameters(), *batch), (*plain.parameters(), *own), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(runtime.forward(*batch), plain(*own).detach())

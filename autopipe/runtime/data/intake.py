@@ -207,7 +207,8 @@ class Intake:
             )
         n = int(request.n_microbatches or self._options.n_microbatches)
         free = {name: v.detach() if name in inputs else v for name, v in bound.items()}
-        return inputs, self._meet(self._split(kind, free, target, n, is_weighed=self._is_weighed))
+        batch = self._split(kind, free, target, n, is_weighed=self._is_weighed)
+        return inputs, self._meet(dataclasses.replace(batch, requiring=frozenset(inputs)))
 
     def _split(
         self, kind: Kind, values: Mapping[str, Any], target: Any, n: int, *, is_weighed: bool = False

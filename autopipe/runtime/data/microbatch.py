@@ -86,6 +86,7 @@ class Batch:
         microbatches where none can be had.
     is_new: whether no step has run some of these forms yet.
     target: that of the whole batch, as it was given.
+    requiring: the inputs that were given as requiring a gradient; here none does.
     cut: how it was cut. kind: the number of the kind of call that it is of.
     """
 
@@ -100,12 +101,17 @@ class Batch:
     of_all: tuple[int, ...] = ()
     is_new: bool = False
     target: Any = None
+    requiring: frozenset[str] = frozenset()
     cut: Cut | None = None
     kind: int = 0
 
     @property
     def n_microbatches(self) -> int:
         return len(self.rows)
+
+    def as_given(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Inputs of this batch, of which those require a gradient that did: a model may ask which do."""
+        return {n: v.detach().requires_grad_() if n in self.requiring else v for n, v in values.items()}
 
     def form(self, m: int) -> int:
         """The number of the form that microbatch ``m`` asks for."""
@@ -414,13 +420,16 @@ def with_forms(
     is_usual = capture.first is None and not capture.has_questions
     if is_usual and capture.is_met(batch.whole):
         return batch
-    microbatches = [{n: c[m] for n, c in batch.leaves.items()} for m in range(batch.n_microbatches)]
-    whole = [batch.whole] if capture.kinds[0].ops.tail else []
+    microbatches = [
+        batch.as_given({n: c[m] for n, c in batch.leaves.items()}) for m in range(batch.n_microbatches)
+    ]
+    of_whole = batch.as_given(batch.whole)
+    whole = [of_whole] if capture.kinds[0].ops.tail else []
     form_of = form_of or capture.form_of
     forms = tuple(map(form_of, [*microbatches, *whole]))
     of_all = forms[batch.n_microbatches :]
     is_for_all = all(capture.is_for_sizes(number, batch.whole) for number in {*forms})
     if not of_all and form_of_all and (not is_for_all or capture.goes_by_answers):
-        found = form_of_all(batch.whole)
+        found = form_of_all(of_whole)
         of_all = forms if found is None else (found,)
     return dataclasses.replace(batch, forms=forms, of_all=of_all)
