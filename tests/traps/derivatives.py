@@ -264,6 +264,12 @@ def functional_call(self: Any, x: Tensor) -> Tensor:
     return self.run(torch.func.functional_call(self.layers[0], weights, (x,)))
 
 
+@trap()
+def functional_call_with_weights_of_another_layer(self: Any, x: Tensor) -> Tensor:
+    first, second = self.layers[:2]
+    return self.run(torch.func.functional_call(first, dict(second.named_parameters()), (x,)) + first(x))
+
+
 @trap("refused")
 def backward_inside(self: Any, x: Tensor) -> Tensor:
     with torch.enable_grad():

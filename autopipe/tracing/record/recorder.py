@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -98,6 +99,7 @@ class Recorder(TorchFunctionMode):
         self.modes, self.frozen = Switched(self.at), Frozen(self.ledger)
         self.buffers, self.bounded = ReplacedBuffers(self.ledger), Bounded(self.ledger)
         self.swapped: set[str] = set()
+        self.own: dict[int, tuple[nn.Parameter | None, ...]] = {}
         self.by_data: Collection[str] = ()
         self.leaf_path, self.keeping = "", Keeping(modules, watched)
         self.checkpointed = Depth()
@@ -128,6 +130,7 @@ class Recorder(TorchFunctionMode):
         self.model = model
         named = [*model.named_modules()]
         modules = [m for _, m in named]
+        self.own = {id(m): tuple(m._parameters.values()) for m in modules}
         self.modes.begin(modules)
         self.frozen.begin(modules)
         opened = [(p, m) for p, m in named if not self.at.is_in_leaf(p)]
@@ -246,8 +249,9 @@ class Recorder(TorchFunctionMode):
 
     def is_swapped(self, inside: list[nn.Module]) -> bool:
         """Whether modules run with other parameters than their own (``torch.func.functional_call``)."""
-        held = (p for m in inside for p in m._parameters.values() if p is not None)
-        return any(id(p) not in self.ledger.names for p in held)
+        own, none = self.own, itertools.repeat(None)  # for those that were not there
+        held = ((m._parameters.values(), own.get(id(m)) or none) for m in inside if m._parameters)
+        return any(p is not q for now, before in held for p, q in zip(now, before, strict=False))
 
     def leaf(
         self,
