@@ -285,7 +285,13 @@ def _captured(
         policy=session.policy,
         variation=made.variation,
         assumptions=assumptions_of(
-            model, made.forms, made.constants, made.dtypes, made.flags, snapshot.reached
+            model,
+            made.forms,
+            made.constants,
+            made.dtypes,
+            made.flags,
+            snapshot.reached,
+            sorted(session.code.tables_by_row),
         ),
         again=_again,
         beside=_beside,

@@ -36,6 +36,7 @@ __all__ = [
     "is_numpy_scalar",
     "is_one_number",
     "is_settled",
+    "kind_of_name",
     "may_fail",
     "on_one_device",
     "plain_name",
@@ -124,7 +125,7 @@ def classify(func: Callable[..., Any]) -> tuple[Kind, str]:
     if name == "__get__":
         owner = getattr(func, "__self__", None)
         name = getattr(owner, "__name__", name)
-    kind = _kind(name)
+    kind = kind_of_name(name)
     return (kind if kind not in _BY_IDENTITY or _is_torchs_own(owner, name) else "op"), name
 
 
@@ -138,7 +139,8 @@ def _is_torchs_own(func: Any, name: str) -> bool:
 
 
 @functools.cache
-def _kind(name: str) -> Kind:
+def kind_of_name(name: str) -> Kind:
+    """What kind of function of torch has a name."""
     sets: tuple[tuple[Kind, set[str]], ...] = (
         ("state", _STATE),
         ("metadata", _METADATA),

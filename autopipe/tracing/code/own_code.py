@@ -27,10 +27,16 @@ _MOST_INSIDE = 64
 
 
 class OwnCode:
-    """What calls run of a model's own, looked for once for each target: what modules hold is to stay."""
+    """What calls run of a model's own, looked for once for each target: what modules hold is to stay.
+
+    Attributes
+    ----------
+    tables_by_row: tables of whole numbers, by name, of which the code was seen to take a place for each row.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self.tables_by_row: dict[str, torch.Tensor] = {}
         self._within = functools.cache(self._looked_for)
         self._is_own = functools.cache(self._looks_own)
         self._names = functools.cache(self._named)

@@ -20,16 +20,27 @@ from torch.overrides import TorchFunctionMode
 
 from ...graph import Dim
 from ..calls.call import Call, Depends, Recording
-from ..calls.functions import classify, plain_name
+from ..calls.functions import classify, kind_of_name, plain_name, selects_by_mask, tensors
 from ..calls.named import is_code
 from ..code.leaves import eager, is_atomic
 from .inner_numbers import FAR, LINEAR, Numbers
 from .results import Rows, is_number
-from .tables import are_alike, held_tables, picked
+from .tables import are_alike, are_by_number, held_tables, picked
 from .thresholds import places_beyond
 from .varied_data import made_of_rows
 
-__all__ = ["Change", "Reading", "Turn", "Turned", "Watch", "alike", "numbers_apart", "reading", "scales"]
+__all__ = [
+    "Change",
+    "Reading",
+    "Turn",
+    "Turned",
+    "Watch",
+    "alike",
+    "deciding",
+    "numbers_apart",
+    "reading",
+    "scales",
+]
 
 Change = Callable[[str, Call, Any], Any]
 """(rows, call, value) → what takes the value's place for rows such as ``"abb"``, or None."""
@@ -71,7 +82,7 @@ class Reading:
 
 
 class Watch:
-    """One run of a form on rows a and b that is looked at: what code reads.
+    """One run of a form on so many rows, a and b, that is looked at: what code reads.
 
     Attributes
     ----------
@@ -79,13 +90,13 @@ class Watch:
         :class:`Reading`; reads: as there. may_bend: see :class:`Numbers`; True before it has run.
     """
 
-    def __init__(self, model: nn.Module, form: Recording) -> None:
+    def __init__(self, model: nn.Module, form: Recording, n_rows: int) -> None:
         self._given = {
             id(call): [*filter(_may_vary, call.inputs)] for call in form.calls if _is_code(model, call)
         }
         own = (call for call in form.calls if id(call) in self._given)
         self.takes_inputs = any(c.depends & Depends.INPUT for call in own for c in call.inputs)
-        self._tables = held_tables(model)
+        self._tables, self._n_rows = held_tables(model), n_rows
         self.noted: _Noted | None = None
         self.found: set[int] = set()
         self.reads, self.may_bend = False, True
@@ -107,6 +118,10 @@ class Watch:
         """The tables of which it took places, by name, where these may hide which row took which."""
         return {n: t for n, t in self.noted.tables.items() if are_alike(t)} if self.noted else {}
 
+    def tables_by_number(self) -> dict[str, Tensor]:
+        """The tables of whole numbers, by name, of which rows took places by their number."""
+        return self.noted.by_number if self.noted else {}
+
     def see(self, run: Rows, look: Callable[[Call, Any], Any] | None = None) -> Any:
         """What ``run`` gives for rows a and b, looked at; ``look`` is shown each call with its value."""
         found: set[int] = set()
@@ -119,7 +134,7 @@ class Watch:
             if look is not None:
                 look(call, value)
 
-        with _Noted(self._tables) as noted:
+        with _Noted(self._tables, self._n_rows) as noted:
             result = run("ab", shown)
         self.noted, self.found, self.may_bend = noted, found, noted.may_bend
         return result
@@ -162,6 +177,39 @@ def scales(found: Reading, axes: Mapping[int, int]) -> list[Change]:
         return []
     evenly = (functools.partial(_scaled, found.given, f) for f in _FACTORS)
     return [*evenly, *(functools.partial(_uneven, axes, f) for f in (max(_FACTORS), min(_FACTORS)))]
+
+
+def deciding(form: Recording, places: Collection[int]) -> frozenset[int]:
+    """Ids of calls that give rows, of those with ids ``places``, of which truths, counts or masks are made.
+
+    Whether any row passes a limit does not show where none of the example's does.
+    """
+    found = set[int]()
+    ends = (c for c in form.calls if c.op not in ("placeholder", "output") and c.depends & Depends.INPUT)
+    for end in ends:
+        is_counted = not end.is_size and _is_whole_number(end.value)
+        is_all = is_counted or kind_of_name(plain_name(end)) == "data shaped"
+        is_picked = plain_name(end) in ("getitem", "__getitem__", "masked_select")
+        ahead = [*end.inputs] if is_all else [*filter(_is_mask, end.inputs[1:])] if is_picked else []
+        seen = {id(c) for c in ahead}
+        while ahead:
+            call = ahead.pop()
+            if id(call) in places and _may_vary(call):
+                found.add(id(call))
+                continue
+            more = [c for c in call.inputs if id(c) not in seen]
+            seen |= {id(c) for c in more}
+            ahead += more
+    return frozenset(found)
+
+
+def _is_mask(call: Call) -> bool:
+    return isinstance(call.value, Tensor) and call.value.dtype is torch.bool
+
+
+def _is_whole_number(value: Any) -> bool:
+    is_whole = isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
+    return is_whole and value.numel() == 1
 
 
 def numbers_apart(form: Recording, inputs: Collection[str]) -> list[Change]:
@@ -242,24 +290,32 @@ class _Noted(Numbers):
     """Notes that values of a tensor are read, where as truths, that they are counted, ordered or left out,
     and where a tensor is to be cut that ends before it: ``beyond``, by that place and the size.
 
-    Of the ``held`` tables it notes those of which code takes places."""
+    Of the ``held`` tables it notes those of which code takes places, and of which it takes one for each of
+    ``n_rows`` in turn, those of whole numbers."""
 
-    def __init__(self, held: Mapping[int, tuple[str, Tensor]] | None = None) -> None:
+    def __init__(self, held: Mapping[int, tuple[str, Tensor]] | None = None, n_rows: int = 0) -> None:
         super().__init__()
-        self._held = held or {}
+        self._held, self._n_rows = held or {}, n_rows
         self.tables: dict[str, Tensor] = {}
+        self.by_number: dict[str, Tensor] = {}
         self.has_read = self.ranks = self.skips = False
         self.beyond: set[tuple[int, int]] = set()
         self.truths: dict[_Place, int] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind, name = classify(func)
-        self.has_read = self.has_read or kind == "read"
+        self.has_read |= kind in ("read", "data shaped") or selects_by_mask(name, args)
         self.ranks = self.ranks or kind == "data shaped" or name in _RANKING
         self.skips = self.skips or name in _MISSING
         self.beyond.update(places_beyond(name, args, kwargs or {}))
-        self.tables.update(picked(self._held, name, args, kwargs or {}))
+        tables = dict(picked(self._held, name, args, kwargs or {}))
+        self.tables.update(tables)
         result = super().__torch_function__(func, types, args, kwargs)
+        self.has_read |= _is_whole_number(result) and any(map(_is_counted, tensors((args, kwargs))))
+        for held, table in tables.items():
+            is_whole = not table.is_floating_point()
+            if is_whole and are_by_number(args, kwargs or {}, table, result, self._n_rows):
+                self.by_number[held] = table
         if kind == "read" and _is_truth(name, result) and (place := _place()) is not None:
             self.truths[place] = self.truths.get(place, 0) + 1
         return result
@@ -279,6 +335,10 @@ class Turned(TorchFunctionMode):
             return result
         self._n_left -= 1
         return not result
+
+
+def _is_counted(tensor: Tensor) -> bool:
+    return tensor.numel() > 1 and (tensor.is_floating_point() or tensor.dtype is torch.bool)
 
 
 def _is_truth(name: str, result: Any) -> bool:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, device, dtype
@@ -22,7 +22,7 @@ from ..calls.functions import tensors
 from ..code.own_code import OwnCode
 from .among_many import Met, rows_met
 from .class_weights import by_class_weights
-from .data_dependent import Reading, Turn, Turned, Watch, alike, numbers_apart, reading, scales
+from .data_dependent import Reading, Turn, Turned, Watch, alike, deciding, numbers_apart, reading, scales
 from .held_back import holds_back, mixed_in_gradients
 from .inner_numbers import Around, numbers_elsewhere
 from .many_rows import untold_alone
@@ -89,7 +89,8 @@ def _questions(asked: Asked, far: dict[int, str]) -> Iterator[tuple[Callable[[],
             functools.partial(_of_others, results, given, alone=True, dim=dim, shapes=shapes, times=few),
             False,
         )
-    is_more, watch = is_sure and asked.takes(2 * _MANY), Watch(model, form)
+    is_more = is_sure and asked.takes(2 * _MANY)
+    watch = Watch(model, form, 2 * _MANY if is_more else 2 if is_sure else dim.example)
     in_gradients = functools.partial(_in_gradients, asked) if holds_back(asked.code, form) else None
     if in_gradients is not None:
         yield functools.partial(in_gradients, [_MANY] if is_more else ()), False
@@ -125,6 +126,15 @@ def _questions(asked: Asked, far: dict[int, str]) -> Iterator[tuple[Callable[[],
         yield functools.partial(_of_missing, functools.partial(results, rows, is_sure), dim, shapes), False
     for on_other_data in _by_other_data(asked, read):
         yield functools.partial(_by_data, on_other_data, is_more, dim, shapes), True
+    places = _places(asked, form.calls)
+    for scale in scales(Reading(deciding(form, places)), places):
+        yield (
+            functools.partial(
+                _by_numbers, functools.partial(results, given, is_sure, changes=scale), dim, shapes
+            ),
+            True,
+        )
+    asked.code.tables_by_row.update(watch.tables_by_number())
 
 
 def _in_gradients(asked: Asked, more: Sequence[int] = ()) -> str:
@@ -183,11 +193,15 @@ def _met(asked: Asked, n: int) -> Met:
 
 def _by_other_data(asked: Asked, read: Reading) -> Iterator[Callable[..., Results]]:
     """What gives results on other data than code has read, or with what it asked of that turned round."""
-    calls = (c for c in asked.form.calls if id(c) in read.given)
-    places = {id(c): axis for c in calls for axis in axes(c, 0, asked.dim, asked.shapes)}
+    places = _places(asked, (c for c in asked.form.calls if id(c) in read.given))
     other = functools.partial(asked.results, asked.given, asked.is_sure)
     yield from (functools.partial(other, changes=scale) for scale in scales(read, places))
     yield from (functools.partial(other, around=functools.partial(_turned, turn)) for turn in read.truths)
+
+
+def _places(asked: Asked, calls: Iterable[Call]) -> dict[int, int]:
+    """The axis along which the rows of each call's value lie, by id of the call."""
+    return {id(c): axis for c in calls for axis in axes(c, 0, asked.dim, asked.shapes)}
 
 
 def _turned(turn: Turn, rows: str) -> Turned:

@@ -1,7 +1,9 @@
-"""Tables of a model's that code takes places of, where the first places are alike: rows may do so by number.
+"""Tables of a model's that code takes places of: rows may do so by number.
 
-A table of ones, or a bias for each row that is nought so far, gives every row the same until it is trained.
-Asking about rows while such tables hold other values is left to ``row_questions``.
+A table of ones, or a bias for each row that is nought so far, gives every row the same until it is trained;
+asking about rows while such tables hold other values is left to ``row_questions``. Of whole numbers other
+ones may be no places at all: what was found of rows holds for those alone that are there, which is left to
+``runs.assumptions``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from ..calls.functions import storages, tensors
 
-__all__ = ["are_alike", "held_tables", "picked", "uneven"]
+__all__ = ["are_alike", "are_by_number", "held_tables", "picked", "uneven"]
 
 _PICKS = frozenset({
     "__getitem__", "chunk", "embedding", "gather", "index_select", "narrow", "select", "split", "take",
@@ -42,8 +44,23 @@ def picked(
         yield from (held[n] for t in tensors((args, kwargs)) for n in storages(t) if n in held)
 
 
+def are_by_number(args: Any, kwargs: Any, table: Tensor, result: Any, n_rows: int) -> bool:
+    """Whether the places that a function takes of a table are as many as there are rows, in their order."""
+    if not (args and isinstance(args[0], Tensor) and storages(args[0]) & storages(table)):
+        return False
+    others = (t for t in tensors((args[1:], kwargs)) if t is not table)
+    is_in_order = all(t.is_floating_point() or _counts_up(t) for t in others)
+    return is_in_order and any(n_rows in t.shape for t in tensors(result))
+
+
+def _counts_up(places: Tensor) -> bool:
+    return torch.equal(places, torch.arange(places.numel(), device=places.device).view(places.shape))
+
+
 def are_alike(table: Tensor) -> bool:
-    """Whether the first two places along some axis hold the same."""
+    """Whether it holds other numbers than whole ones, the first two places along some axis the same."""
+    if not table.is_floating_point():
+        return False
     axes = (a for a, size in enumerate(table.shape) if size > 1)
     return any(torch.equal(table.select(a, 0), table.select(a, 1)) for a in axes)
 
@@ -64,4 +81,4 @@ def uneven(tables: Collection[Tensor]) -> Iterator[None]:
 
 def _is_plain(tensor: Tensor) -> bool:
     is_there = not tensor.is_meta and tensor.layout is torch.strided and not nn.parameter.is_lazy(tensor)
-    return is_there and tensor.is_floating_point() and tensor.numel() > 1
+    return is_there and not tensor.is_complex() and tensor.numel() > 1

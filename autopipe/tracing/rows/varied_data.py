@@ -6,6 +6,7 @@ that is asked for, neither changes what all rows come to. Running them is left t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from ...graph import Dim
 from ...torch_private import Unread, unread
 from ...units import Size
 from ..calls.call import Call, Depends, Recording, map_calls
-from ..calls.functions import tensors
+from ..calls.functions import plain_name, tensors
 from ..calls.labels import label_options
 from ..calls.perform import run_call
 from ..code.leaves import eager
@@ -37,6 +38,10 @@ __all__ = [
 ]
 
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
+_COMPARING = {"eq": 0, "ge": 0, "gt": 1, "le": 0, "lt": -1, "ne": 0}
+"""Functions that compare, with how far above the other number one is that tells."""
+_MOST_ASKED = 4
+"""So many numbers are looked at that code compares whole ones with."""
 
 
 def signed(given: Mapping[str, Tensor], dim: Dim, form: Recording) -> list[str]:
@@ -138,7 +143,7 @@ def unlike(
         if tensor.is_floating_point() or tensor.is_complex() or min(tensor.numel(), tensor.shape[axis]) < 2:
             continue
         a_row, b_row = (tensor.detach().select(axis, place) for place in (0, 1))
-        for a, b in _pairs(a_row, b_row, tensor):
+        for a, b in itertools.chain(_pairs(a_row, b_row, tensor), _asked_for(form, a_row, tensor)):
             other = tensor.detach().clone()
             other.select(axis, 0).copy_(a)
             other.select(axis, 1).copy_(b)
@@ -161,6 +166,23 @@ def _pairs(a: Tensor, b: Tensor, tensor: Tensor) -> Iterator[tuple[Tensor, Tenso
             holed = b.clone()
             holed[..., holed.shape[-1] // 2 :] = left_out
             yield a, holed
+
+
+def _asked_for(form: Recording, a: Tensor, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of which the second row is what code compares whole numbers with, and the first is not."""
+    if tensor.dtype is torch.bool:
+        return
+    least, most = int(tensor.min()), int(tensor.max())
+    compared = (c for c in form.calls if plain_name(c).strip("_") in _COMPARING and len(c.args) == 2)
+    others = (
+        (_COMPARING[plain_name(c).strip("_")], c.args[1]) for c in compared if c.depends & Depends.INPUT
+    )
+    asked = dict.fromkeys(number + above for above, number in others if type(number) is int)
+    known = {LEFT_OUT, *((0,) if a.dim() else ())}
+    for number in [n for n in asked if n not in known][:_MOST_ASKED]:
+        if tensor.device.type == "cpu" or least <= number <= most:
+            other = least if least != number else most if most != number else number + 1
+            yield torch.full_like(a, other), torch.full_like(a, number)
 
 
 def _gathers(

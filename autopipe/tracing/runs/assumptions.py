@@ -61,8 +61,9 @@ class Assumptions:
     mode leave in attributes ``carried``, with that mode, those in the other go by; ``called`` are the modes
     in which there were calls. ``switched`` are the modules that calls leave in a mode of their own: by
     training flag, path and that mode. What calls of the model itself put in the place of buffers that it has
-    ``replaced``, by name, is taken for what they hold. ``found`` is what was reached before the model was
-    recorded.
+    ``replaced``, by name, is taken for what they hold. Rows take places of the ``tables`` by their number,
+    which these may lead elsewhere: what they hold is to stay. ``found`` is what was reached before the model
+    was recorded.
     """
 
     def __init__(
@@ -77,18 +78,19 @@ class Assumptions:
         carried: Collection[tuple[bool, str]] = (),
         switched: Collection[tuple[bool, str, bool]] = (),
         replaced: Collection[str] = (),
+        tables: Collection[str] = (),
         found: Reached | None = None,
     ) -> None:
         self.model, self.dtypes, self.filled, self.carried = model, dtypes, filled, carried
         self.called: set[bool] = set()
         self.switched = frozenset(switched)
-        self.taken, self.functions, self.replaced = taken, functions, replaced
+        self.taken, self.functions, self.replaced, self.tables = taken, functions, replaced, tables
         self.flags = {mode: dict(flags) for mode in _MODES}
         self.casts = {mode: {_casts()} for mode in _MODES}
         self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
         if found is None or not found.is_still(is_open):
             found = reached(model, is_open)
-        told = model, self.opened, taken, functions
+        told = model, self.opened, taken, functions, tables
         self._readers_but = functools.partial(readers, *told, beside=found, is_open=is_open)
         self.readers = [*self._readers_but(filled)]
         modes = tuple(m.training for _, m in self.opened)
@@ -114,7 +116,7 @@ class Assumptions:
             )
         opened = frozenset(path for path, _ in self.opened)
         how = self.taken, self.modes, self.dtypes, self.flags, self.casts, self.functions
-        left = self.filled, self.carried, self.switched, self.replaced, self.called
+        left = self.filled, self.carried, self.switched, self.replaced, self.tables, self.called
         return _copied, (self.model, opened, *how, *left)
 
     def begin(self) -> None:
@@ -283,9 +285,10 @@ def _copied(
     carried: Collection[tuple[bool, str]],
     switched: Collection[tuple[bool, str, bool]],
     replaced: Collection[str],
+    tables: Collection[str],
     called: set[bool],
 ) -> Assumptions:
-    left = filled, carried, switched, replaced
+    left = filled, carried, switched, replaced, tables
     made = Assumptions(model, opened.__contains__, taken, dtypes, {}, functions, *left)
     made.modes, made.flags, made.casts, made.called = modes, flags, casts, called
     return made
@@ -302,10 +305,12 @@ def assumptions_of(
     dtypes: bool,
     flags: Mapping[str, Flag],
     found: Reached,
+    tables: Collection[str],
 ) -> Assumptions:
     """What the recordings of a model may have read of it; ``constants`` are theirs by name.
 
-    ``found`` is what was reached from the model before it was recorded.
+    ``found`` is what was reached from the model before it was recorded, ``tables`` those of which rows take
+    places by number.
     """
     calls = [c for fs in forms.values() for f in fs for c in f.calls]
     taken = {c.target for c in calls if c.op == "get_attr" and isinstance(c.value, (torch.Tensor, nn.Module))}
@@ -323,7 +328,8 @@ def assumptions_of(
     used = _functions_of_torch(calls)
     filled = filled_in(f for fs in forms.values() for f in fs)
     replaced = frozenset[str]().union(*(f.replaced for fs in forms.values() for f in fs))
-    left = filled, carried, switched, replaced
+    # what the model itself writes there is no change of a user's
+    left = filled, carried, switched, replaced, [*filter(lambda t: t not in {*written, *replaced}, tables)]
     return Assumptions(model, is_open, named, dtypes, flags, used, *left, found)
 
 

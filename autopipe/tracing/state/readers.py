@@ -10,6 +10,7 @@ import enum
 import functools
 import sys
 import types
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -88,18 +89,22 @@ def readers(
     opened: Collection[tuple[str, nn.Module]],
     taken: Iterable[str],
     functions: Iterable[tuple[str, str]],
+    tables: Iterable[str],
     filled: Collection[tuple[str, str]],
     beside: Reached,
     is_open: Callable[[str], bool],
 ) -> Iterator[Reader]:
     """A reader of each group: of ``opened`` modules, by path; of the weights ``taken`` of others, by name.
 
-    Of torch's ``functions``, by module and name; of what is reached ``beside`` attributes of open modules.
+    Of torch's ``functions``, by module and name; of what ``tables`` hold, by name; of what is reached
+    ``beside`` attributes of open modules.
     What is ``filled`` in each call, by path and name, is not read.
     """
     yield from _of_modules(model, opened, taken, filled)
     called = functools.partial(_at, [(vars(sys.modules[module]), name) for module, name in functions])
     yield Reader("a function of torch", called)
+    for name in tables:
+        yield Reader(f"what {name} holds", _Content(model, name), Kind.WEIGHTS)
     without = {id(vars(registered(model, path)).get(name)) for path, name in filled}
     is_open = functools.cache(is_open)
     for path, name, read in _beside(beside, without):
@@ -126,6 +131,23 @@ def _of_modules(
     yield Reader("dtype or requires_grad of a parameter", functools.partial(_kinds, model))
     yield Reader("the hooks on all modules", global_hooks.others)
     yield Reader("the class of a module", functools.partial(_classes, tuple(m for _, m in opened)))
+
+
+class _Content:
+    """Reads a checksum of what a tensor holds; where it holds nothing, that of before."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        owner, _, self._name = name.rpartition(".")
+        self._module, self._last = registered(model, owner), (0,)
+
+    def __call__(self) -> tuple[int]:
+        held = vars(self._module)
+        tensor = next((h[self._name] for h in (held, *(held[k] for k in _HELD)) if self._name in h), None)
+        if isinstance(tensor, torch.Tensor) and type(tensor) is torch.Tensor and not tensor.is_meta:
+            found = zlib.crc32(tensor.detach().cpu().numpy().tobytes())
+            if found != self._last[0]:
+                self._last = (found,)
+        return self._last
 
 
 def _classes(modules: tuple[nn.Module, ...]) -> tuple[Any, ...]:
