@@ -116,7 +116,8 @@ def __getattr__(name: str) -> Any:
 def _say_ended() -> None:
     """Leave word for other ranks that this process ends by an error, also where it called nothing yet."""
     distributed = sys.modules.get("torch.distributed")
-    if hasattr(sys, "last_value") and distributed is not None and distributed.is_available():
+    is_in_group = getattr(distributed, "is_initialized", bool)  # torch may be half imported, or without it
+    if hasattr(sys, "last_value") and is_in_group():
         importlib.import_module(".runtime.wire.ended", __name__).say_ended()
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from .options import SAY
-from .output import Output, emit, guard, step, writable
+from .output import Output, check_apart, emit, guard, step, writable
 
 __all__ = ["verb"]
 
@@ -43,12 +43,14 @@ def verb(doing: str, *, spin: bool = True) -> Callable[[Verb], Callable[..., Non
             as_json, debug = given["as_json"], given.pop("debug")
             if "as_json" not in signature.parameters:
                 del given["as_json"]
+            written = {f"--{name}": given[name] for name in WRITTEN & given.keys() if given[name] is not None}
+            read = [value for name, value in given.items() if name not in WRITTEN]
             for name, group in groups.items():
                 given[name] = group(**{f.name: given.pop(f.name) for f in dataclasses.fields(group)})
             with guard(debug):
-                for name in WRITTEN & given.keys():
-                    if given[name] is not None:
-                        writable(f"--{name}", given[name])
+                for option, path in written.items():
+                    writable(option, path)
+                check_apart(written, read)
                 with step(doing, spin):
                     told = function(**given)
                 emit(told, as_json)

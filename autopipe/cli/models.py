@@ -241,8 +241,13 @@ def _from_file(path: pathlib.Path) -> Any:
     try:
         with _failing(f"{path} failed while it was imported"):
             spec.loader.exec_module(module)
-    except ModelError:
+    except ModelError as error:
         del sys.modules[name]
+        if "relative import" in str(error.__cause__):
+            raise InputError(
+                f"{path} is part of a package, from which it imports; give package.module:factory, in the "
+                "folder that holds the package or with it installed"
+            ) from None
         raise
     finally:
         sys.path.remove(str(path.parent))

@@ -12,7 +12,7 @@ import math
 import os
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..errors import (
@@ -27,7 +27,19 @@ from ..errors import (
 )
 from . import INTERRUPTED
 
-__all__ = ["EXIT_CODES", "Output", "aside", "emit", "exit_code", "guard", "note", "step", "table", "writable"]
+__all__ = [
+    "EXIT_CODES",
+    "Output",
+    "aside",
+    "check_apart",
+    "emit",
+    "exit_code",
+    "guard",
+    "note",
+    "step",
+    "table",
+    "writable",
+]
 
 OK, NO, USAGE, INFEASIBLE, MODEL, OTHER = range(6)
 EXIT_CODES = {
@@ -91,6 +103,21 @@ def writable(option: str, path: pathlib.Path) -> None:
         raise InputError(f"{option} {path}: there is no folder {path.parent}; make it first")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise InputError(f"{option} {path} may not be written by this user; give another place")
+
+
+def check_apart(written: Mapping[str, pathlib.Path], read: Iterable[object]) -> None:
+    """Raise :class:`InputError` where a file to be written is another one too, or is ``read`` from.
+
+    What is read are the options' values; a name such as ``file.py:factory`` or ``hf:config.json`` holds one.
+    """
+    names = [text for value in read for text in {str(value), *str(value).split(":")} if text]
+    files = [name for name in names if pathlib.Path(name).is_file()]
+    known = {os.path.realpath(name): f"what this command reads, {name}" for name in files}
+    for option, path in written.items():
+        place = os.path.realpath(path)
+        if place in known:
+            raise InputError(f"{option} {path} would replace {known[place]}; give another place")
+        known[place] = f"what {option} writes"
 
 
 def note(message: str) -> None:

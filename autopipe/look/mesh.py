@@ -75,7 +75,9 @@ class Mesh(Shown):
         dims: dict[str, int] = {}
         for part in text.split(","):
             name, _, size = part.strip().partition("=")
-            if not name.isidentifier() or not size.isdecimal() or name in dims:
+            if name in dims:
+                raise InputError(f"the mesh has two dims {name!r}; give each a name of its own")
+            if not name.isidentifier() or not size.isdecimal():
                 raise InputError(
                     f"{part.strip()!r} is no dim of a mesh; write them like dp=2,pp={plan.n_ranks}"
                 )

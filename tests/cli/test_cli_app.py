@@ -318,6 +318,34 @@ def test_what_cannot_be_written_says_where_and_what_to_do(plan_path, options):
     assert re.search(r"cannot open /proc/page: .*; name a file where you may write", done.output)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("simulate", "plan.json", "--trace", "./plan.json"),
+        ("report", "plan.json", "--out", "link.json"),
+        ("report", "plan.json", "--out", "page.html", "--model", "page.html:make"),
+        ("plan", "page.html", "-n", "2", "--out", "page.html"),
+    ],
+)
+def test_no_verb_writes_over_what_it_reads(words, plan_path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.json").write_bytes(plan_path.read_bytes())
+    (tmp_path / "link.json").symlink_to("plan.json")
+    (tmp_path / "page.html").write_text("before")
+    done = invoke(*words)
+    assert done.exit_code == 2
+    assert "would replace what this command reads" in done.output
+    assert (tmp_path / "plan.json").read_bytes() == plan_path.read_bytes()
+    assert (tmp_path / "page.html").read_text() == "before"
+
+
+def test_a_file_that_is_part_of_a_package_says_how_to_name_it(tmp_path):
+    (tmp_path / "model.py").write_text("from .parts import make")
+    done = invoke("plan", f"{tmp_path / 'model.py'}:make", "-n", "2")
+    assert done.exit_code == 2
+    assert "is part of a package, from which it imports; give package.module:factory" in done.output
+
+
 @pytest.mark.parametrize("verb", ["simulate", "explain", "report", "compare"])
 def test_verbs_that_look_at_a_plan_also_plan_a_model(verb, tmp_path):
     out = ("--out", tmp_path / "page.html") if verb == "report" else ()

@@ -301,6 +301,22 @@ def lets_go(_):
         assert [ref() for ref in held] == [None, None], result
 
 
+def crossed(_):
+    """Of two pipelines one rank steps the first and the other the second: both hear of it by the limit."""
+    limit_s = 2.0
+    one, other = (Runtime(*mlp(2)[1:], loss_fn=F.mse_loss, stall_limit_s=limit_s) for _ in range(2))
+    x = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for runtime in (one, other, one):
+        runtime.step(x, target=x)
+    began_s = time.monotonic()
+    with pytest.raises(
+        StepError, match=r"wait for one another: rank . at the start of a step( of another|, )"
+    ):
+        (one if dist.get_rank() else other).step(x, target=x)
+    assert time.monotonic() - began_s < 4 * limit_s
+    dist.barrier()  # none leaves before the other has heard
+
+
 def ends(_):
     """All that pipelines have of threads and open files ends with them, of talks before there is one too."""
     own = pathlib.Path("/proc/self")

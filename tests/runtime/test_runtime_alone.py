@@ -19,7 +19,7 @@ def test_of_replicas(check, tmp_path):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("check", ["lets_go", "rates", "ends"])
+@pytest.mark.parametrize("check", ["lets_go", "rates", "crossed", "ends"])
 def test_of_ranks(check, tmp_path):
     run_ranks(pathlib.Path(alone_ranks.__file__), 2, check, str(tmp_path), timeout_s=100)
 

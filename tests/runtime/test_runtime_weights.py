@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import autopipe
-from autopipe.errors import InputError
+from autopipe.errors import InputError, StepError
 from autopipe.runtime import Runtime
 from autopipe.runtime.data.microbatch import Splitter
 from autopipe.runtime.stage import loss as stage_loss
@@ -504,6 +504,18 @@ def test_loss_functions_are_weighed_as_they_say_or_warned_of(loss_fn, is_exact, 
         found = Runtime(*made, loss_fn=loss_fn).step(x, target=target).loss.item()
     assert (found == pytest.approx(loss_fn(model(x), target).item(), rel=1e-12)) is is_exact
     assert ("not the weighted sum of loss_fn's losses" in caplog.text) is not is_exact
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_told_as_that_alone(value, caplog):
+    _, x, made = small()
+    runtime = Runtime(*made, loss_fn=lambda output, target: F.mse_loss(output, target) * value)
+    with (
+        caplog.at_level(logging.WARNING, logger="autopipe"),
+        pytest.raises(StepError, match=f"loss is {value}"),
+    ):
+        runtime.step(x, target=torch.zeros_like(made[0].model(x)))
+    assert "weighted sum" not in caplog.text
 
 
 def test_losses_that_are_random_or_want_one_microbatch_are_not_warned_of(caplog):

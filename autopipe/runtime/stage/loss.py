@@ -187,6 +187,8 @@ class Loss:
             return
         capture, weigher, joins = self._kind.capture, self._kind.weigher, self._kind.outputs
         weighed = weighted(losses, weights).item() / (1.0 if weigher.is_sum else total)
+        if not math.isfinite(weighed):
+            return
         held, left = self._held[start], _buffers(self._loss_fn)
         try:
             joins.check(batch)
@@ -208,7 +210,7 @@ class Loss:
         tolerance = _TOLERANCES.get(losses[0].dtype, _HALF_TOLERANCE)
         is_close = functools.partial(math.isclose, rel_tol=tolerance, abs_tol=tolerance)
         is_other = not is_close(again, losses[0].item())
-        if math.isfinite(found + weighed) and not is_close(found, weighed) and not is_other:
+        if math.isfinite(found) and not is_close(found, weighed) and not is_other:
             which = "all" if stop - start == len(self._rows) else f"microbatches {start} and {stop - 1}"
             label = _left_out(batch.targets, losses, lambda mean: is_close(found, mean))
             self._warn(f"it gives {found:.6g} for {which} together, which weigh up to {weighed:.6g}", label)

@@ -42,13 +42,24 @@ IDLE_FACTOR = 10.0
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """A rank's ``n``-th sign of life: where it is, whom it waits for, and how long it made no progress."""
+    """A rank's ``n``-th sign of life: where it is, whom it waits for, and how long it made no progress.
+
+    ``blocked``: where it waits for one of these ranks in another pipeline, ``blocked_in`` that one's corner,
+    and ``blocked_s`` for how long.
+    """
 
     n: int
     words: str
     waits_for: int
     is_idle: bool
     quiet_s: float
+    blocked: str = ""
+    blocked_in: str = ""
+    blocked_s: float = 0.0
+
+
+_watches: list[Watch] = []
+"""Of this process's pipelines, until they are closed."""
 
 
 class Watch:
@@ -56,7 +67,7 @@ class Watch:
 
     ``position`` says where this rank is; ``abort`` breaks the communicator so that a blocked call returns.
     ``host`` is the rank whose process hosts the store, -1 where none of these does. ``broken`` gives the
-    ranks whose direct connections are closed.
+    ranks whose direct connections are closed. ``members`` are the job's numbers of the ranks.
     """
 
     def __init__(
@@ -70,7 +81,9 @@ class Watch:
         patience: Patience,
         host: int = -1,
         broken: Callable[[], Sequence[int]] = tuple,
+        members: Sequence[int] = (),
     ) -> None:
+        self._members, self._since = members or range(n_ranks), time.monotonic()
         self._host, self._host_left = host, ""
         self._board, self._broken = board, broken
         self._heard: dict[int, tuple[int, float]] = {}
@@ -80,6 +93,7 @@ class Watch:
         self._n_shown = 0
         self.failure: str | None = None
         self._stop = threading.Event()
+        _watches.append(self)
         self._thread = threading.Thread(target=self._run, name="autopipe-watch", daemon=True)
         self._thread.start()
 
@@ -90,6 +104,8 @@ class Watch:
         store that is gone gets torch's warnings.
         """
         self._stop.set()
+        if self in _watches:
+            _watches.remove(self)
         self._thread.join(4 * POLL_S)
         if self.failure is not None or self._host_left:
             return
@@ -214,7 +230,7 @@ class Watch:
     # -- the thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        seen, since, told = (-1, -2), time.monotonic(), 0.0
+        seen, told = (-1, -2), 0.0
         while not self._stop.wait(POLL_S):
             try:
                 position = self._position()
@@ -224,7 +240,7 @@ class Watch:
                 return
             now = time.monotonic()
             if (position.step, position.index) != seen:
-                seen, since = (position.step, position.index), now
+                seen, self._since = (position.step, position.index), now
             if self.failure is None:
                 self.failure = self._look() or self._find_broken()
             if self.failure is None and self._host >= 0 and self._has_host_left():
@@ -232,7 +248,7 @@ class Watch:
             if self.failure is not None:
                 self._abort()
                 return
-            quiet_s = now - since
+            quiet_s = now - self._since
             if (quiet_s > QUIET_S or self._n_shown) and now - told > QUIET_S:
                 told = now
                 self._tell(position, quiet_s)
@@ -285,11 +301,23 @@ class Watch:
 
     def _tell(self, position: Position, quiet_s: float) -> None:
         self._n_told += 1
-        report = Sign(self._n_told, str(position.words), position.waits_for, position.is_idle, quiet_s)
+        words, blocked = str(position.words), self._find_blocked()
+        report = Sign(self._n_told, words, position.waits_for, position.is_idle, quiet_s, *blocked)
         try:
             self._board.post(f"position/{self._rank}", msgspec.json.encode(report).decode())
         except StoreGone as error:
             self._note_lost_store(error)
+
+    def _find_blocked(self) -> tuple[str, str, float]:
+        """Where, in what corner and how long this rank waits for one of these in another pipeline."""
+        for other in [w for w in _watches if w is not self and w.failure is None]:
+            try:
+                at = other._position()
+            except RuntimeError:  # its device failed, which it tells itself
+                continue
+            if at.waits_for >= 0 and other._members[at.waits_for] in self._members:
+                return f"{at.words} of another pipeline", other._board.name, time.monotonic() - other._since
+        return "", "", 0.0
 
     def _judge(self, position: Position, quiet_s: float) -> str | None:
         """Follow who waits for whom to the rank that holds everybody up, and publish it; None to wait on."""
@@ -308,19 +336,22 @@ class Watch:
             return None  # it may be about to give one
         if is_alive and sign is not None and sign.waits_for < 0:
             longer = IDLE_FACTOR if sign.is_idle else self._patience.busy_factor
-            if quiet_s < longer * limit_s:
+            if quiet_s < longer * limit_s and sign.blocked_s <= limit_s:
                 return None
         if not is_alive or sign is None:
             what = f"rank {rank} {LIFELESS}"
-        elif sign.waits_for < 0:
+        elif sign.waits_for < 0 and not sign.blocked:
             what = self._stuck(rank, sign.words, sign.quiet_s + silent_s)
         else:
+            seen[rank] = sign.blocked or seen[rank]
             places = ", ".join(f"rank {r} at {seen[r]}" for r in sorted(seen))
             what = f"ranks wait for one another: {places}; do the same on every rank, in the same order"
         message = (
             f"{what}; rank {self._rank} waited {quiet_s:.1f} s at {position.words}, the limit is "
             f"{limit_s:.1f} s {LIMIT}"
         )
+        for other in [w for w in _watches if sign and w._board.name == sign.blocked_in]:
+            other.publish(message)  # that one ends too
         return self._board.post_first("error", message)
 
     def _hear(self, rank: int) -> tuple[Sign | None, float]:

@@ -153,6 +153,7 @@ class Peers(Talk):
             patience=patience,
             host=ranks.index(0) if is_hosted_here and 0 in ranks else -1,
             broken=lambda: [rank for rank, link in list(self._links.items()) if link.is_broken],
+            members=ranks,
         )
         try:
             with self.together("connecting", waits=True):
