@@ -29,10 +29,10 @@ from autopipe.solve import chain, solve
 from autopipe.solve.definition.problem import HUGE, Problem
 from autopipe.solve.making.cases import Case, cases
 from autopipe.solve.making.source import Settings, Source
-from autopipe.solve.proof.exhaustive import exhaustive
 from autopipe.solve.stopping import timed_by_work
 
 from .drawn import Asked, asked, planted, problem
+from .exhaustive import exhaustive
 
 __all__ = ["MISSED", "fault_of", "main", "plan_fault"]
 
@@ -212,7 +212,7 @@ _KEPT_EVERY = 100
 def _code() -> str:
     """What tells the solver and the drawing of problems from other states of them: one count is of one."""
     here = pathlib.Path(__file__).parent
-    files = [here / "drawn.py", here / "fuzz.py"]
+    files = [here / f"{name}.py" for name in ("drawn", "exhaustive", "fuzz")]
     files += sorted(pathlib.Path(autopipe.solve.__path__[0]).rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 

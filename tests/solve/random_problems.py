@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from autopipe.solve import Block, Item, Net, Problem, Share, Stage, chain
 from autopipe.solve.definition.problem import HUGE
-from autopipe.solve.proof.exhaustive import exhaustive
+from benchmarks.solver.exhaustive import exhaustive
 
 
 def _with_block(draw, item: Item) -> Item:

@@ -14,7 +14,7 @@ from autopipe.hardware import Cluster, Link
 from autopipe.plans import Plan
 from autopipe.solve import Item, Problem, Stage, chain, solve
 from autopipe.solve.definition.relaxed import at_one_pace, cheapest
-from autopipe.solve.proof.exhaustive import exhaustive
+from benchmarks.solver.exhaustive import exhaustive
 
 
 @st.composite

@@ -14,7 +14,7 @@ from autopipe.schedule import build
 from autopipe.solve import Item, Net, Problem, Stage, chain
 from autopipe.solve.making.formulate import formulate
 from autopipe.solve.making.source import Settings, Source
-from autopipe.solve.proof.exhaustive import exhaustive
+from benchmarks.solver.exhaustive import exhaustive
 
 NEAR, FAR = Link(1e-5, 1e10), Link(1e-4, 1e8)
 

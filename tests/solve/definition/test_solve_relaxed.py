@@ -14,7 +14,7 @@ from autopipe.solve.definition.problem import HUGE
 from autopipe.solve.definition.relaxed import needs_more
 from autopipe.solve.making.formulate import formulate
 from autopipe.solve.making.source import Settings, Source
-from autopipe.solve.proof.exhaustive import exhaustive
+from benchmarks.solver.exhaustive import exhaustive
 
 
 @pytest.mark.parametrize("first", range(0, 400, 100))

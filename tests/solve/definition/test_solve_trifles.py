@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from autopipe.solve import Block, Item, Net, Problem, Stage, chain
 from autopipe.solve.definition.trifles import trim
 from autopipe.solve.lines.exact import Chains
-from autopipe.solve.proof.exhaustive import _ordered
+from benchmarks.solver.exhaustive import _ordered
 from tests.solve.random_problems import problems
 
 

@@ -12,7 +12,7 @@ from integer_program import Program
 from autopipe.solve import Item, Net, Problem, Stage, chain
 from autopipe.solve.lines import exact
 from autopipe.solve.lines.alike import likes
-from autopipe.solve.proof.exhaustive import exhaustive
+from benchmarks.solver.exhaustive import exhaustive
 
 WORKS = st.integers(0, 30)
 PRICES = st.tuples(st.integers(0, 6), st.integers(0, 6))

@@ -13,8 +13,8 @@ from autopipe.graph import Op, OpGraph, TensorSpec
 from autopipe.hardware import Cluster
 from autopipe.solve import Answer, Item, Problem, Stage, chain, solve
 from autopipe.solve.definition.problem import HUGE
-from autopipe.solve.proof.exhaustive import exhaustive
 from autopipe.solve.proof.filling import can_fill, windows
+from benchmarks.solver.exhaustive import exhaustive
 
 
 @st.composite

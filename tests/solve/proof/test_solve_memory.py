@@ -12,8 +12,8 @@ from autopipe.solve.definition.problem import HUGE
 from autopipe.solve.infeasible import shortage
 from autopipe.solve.proof import memory
 from autopipe.solve.proof.bounds import lower_bound
-from autopipe.solve.proof.exhaustive import exhaustive
 from autopipe.solve.proof.memory import least_in_room, part_with_room
+from benchmarks.solver.exhaustive import exhaustive
 from tests.solve.random_problems import problems
 
 SOON_S = 30.0

@@ -9,10 +9,10 @@ import pytest
 from autopipe.schedule import build
 from autopipe.solve import Item, Net, Problem, Share, Stage, chain
 from autopipe.solve.definition.problem import HUGE
-from autopipe.solve.proof.exhaustive import exhaustive
 from autopipe.solve.proof.packing import packed
 from autopipe.solve.ranks.paths import Paths
 from autopipe.solve.ranks.spans import downsets
+from benchmarks.solver.exhaustive import exhaustive
 
 
 def line(n_layers, n_ranks, per_rank, *, overlap=True, limit=HUGE, draw=None, tied=False) -> Problem:

@@ -1,11 +1,11 @@
-"""The optimum by looking at every assignment: the oracle that tests hold the solver against.
+"""The optimum by looking at every assignment: what tests and the fuzz hold the solver against.
 
-Only for a handful of items; the solver itself is ``chains``.
+Only for a handful of items.
 """
 
 from __future__ import annotations
 
-from ..definition.problem import HUGE, Problem
+from autopipe.solve.definition.problem import HUGE, Problem
 
 __all__ = ["exhaustive"]
 
