@@ -134,7 +134,7 @@ def text(name: str, value: Any) -> str:
 
 
 def place(name: str, value: Any) -> pathlib.Path:
-    """A path, as text or as such."""
+    """A path, as text or as such; ``~`` is the user's home, as for a shell."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str) or value == "" or "\0" in value:
@@ -144,7 +144,8 @@ def place(name: str, value: Any) -> pathlib.Path:
             f"{name} is {brief(value)}, which would be a folder of that name here: give one of this "
             "machine's, or of a file system that is mounted, and copy what is in it"
         )
-    return pathlib.Path(value)
+    found = pathlib.Path(value)
+    return found.expanduser() if found.parts[:1] == ("~",) else found
 
 
 def sequence(name: str, value: Any, wanted: str) -> Sequence[Any]:

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from ..arguments import place
 from ..errors import InputError, StoreError
 from ..runtime.checkpoint.loading import Checkpoint, Opened, described, done, fill, open_checkpoint
 from ..runtime.checkpoint.optimizer import LISTED
@@ -49,8 +50,7 @@ def dcp_reader(source: str | pathlib.Path, *, flat_optimizers: bool = False) -> 
     Every process makes one, and holds what it reads against the checksums first. Raises :class:`StoreError`
     for a checkpoint that is damaged, :class:`InputError` for one with other state under ``model``.
     """
-    source = pathlib.Path(source)
-    return _Reader(open_checkpoint(source), flat_optimizers)
+    return _Reader(open_checkpoint(place("source", source)), flat_optimizers)
 
 
 def to_dcp(
@@ -65,7 +65,7 @@ def to_dcp(
     Raises :class:`StoreError` for a checkpoint that is damaged, or a target that cannot be written, and
     :class:`InputError` for a target that holds something else.
     """
-    source, target = pathlib.Path(source), pathlib.Path(target)
+    source, target = place("source", source), place("target", target)
     checkpoint = open_checkpoint(source)
     _check(checkpoint, checkpoint.weights, list(find_stored(checkpoint.states)))
     later: dict[int, tuple[Tensor, Stored]] = {}

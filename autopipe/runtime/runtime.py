@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ..arguments import called, flag, number, taking
+from ..arguments import called, flag, number, place, taking
 from ..costs import CostTable
 from ..errors import InputError
 from ..plans import Plan
@@ -102,7 +102,7 @@ class Runtime(Upkeep):
         self._cutter = Cutter(self._engine, costs, adopt)
         self._checkpoints = Checkpoints(self._engine, self._engine.named_parameters)
         if isinstance(given.weights, (str, pathlib.Path)):
-            self._checkpoints.load(pathlib.Path(given.weights), {}, strict=True)
+            self._checkpoints.load(place("weights", given.weights), {}, strict=True)
 
     def __reduce__(self) -> NoReturn:
         raise InputError(

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from autopipe.errors import InputError, StoreError
+from autopipe.exports import to_dcp
 from autopipe.runtime import Runtime
 from autopipe.runtime.checkpoint import loading
 from autopipe.runtime.checkpoint.loading import open_checkpoint
@@ -270,3 +271,17 @@ def test_a_path_may_be_any_that_says_where_it_is(tmp_path):
     _, runtime = runtime_of()
     runtime.save(Where())
     runtime.load(pathlib.PurePath(tmp_path / "c"))
+
+
+def test_a_home_is_the_users_and_no_folder_of_that_name_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    _, runtime = runtime_of()
+    runtime.save("~/runs/a")
+    runtime.save("~/runs/row", keep_last=1)
+    runtime.load(pathlib.Path("~/runs/a"))
+    assert runtime.resume("~/runs/row") == 0
+    to_dcp("~/runs/a", "~/dcp")
+    runtime.save("~x")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["home", "~x"]
+    assert sorted(p.name for p in (tmp_path / "home").iterdir()) == ["dcp", "runs"]
