@@ -351,6 +351,47 @@ def test_rows_that_hang_on_their_places_are_refused(place, p):
         pipe.runtime(loss_fn=lambda y, _: y.square().mean()).step(x)
 
 
+class Placing(nn.Module):
+    """Gives each row the places along it, scaled by what they are over all rows, as ``CoordConv`` does."""
+
+    def __init__(self, is_of_rows):
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv1d(4, 8, 3), nn.ReLU(), nn.Conv1d(8, 8, 3)
+        self.is_of_rows = is_of_rows
+
+    def forward(self, x):
+        n = len(x) if self.is_of_rows else 1
+        places = torch.linspace(-1, 1, x.shape[2]).repeat(n, 1, 1)
+        scaled = (places / places.std()).expand(len(x), -1, -1)
+        return self.c(self.b(self.a(torch.cat([x, scaled], 1))))
+
+
+@pytest.mark.parametrize("is_of_rows", [True, False])
+def test_a_spread_over_the_places_of_all_rows_hangs_on_how_many_there_are(is_of_rows):
+    """The spread of a sample is less the larger it is, which outputs show by less than a thousandth."""
+    said = captured_mixing(Placing(is_of_rows), torch.randn(4, 3, 32)).always
+    assert ("std()" in said) is is_of_rows
+    assert bool(said) is is_of_rows
+
+
+class Narrowed(nn.Module):
+    """Drops its last axis where that is of one place, as it is at the example's length alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm = nn.Conv1d(3, 8, 3, padding=1), nn.BatchNorm1d(8)
+        self.b = nn.Conv1d(8, 4, 16)
+
+    def forward(self, x):
+        return self.b(self.norm(self.a(x))).squeeze(-1)
+
+
+def test_rows_are_told_where_an_output_has_other_axes_at_other_lengths():
+    found = autopipe.capture(Narrowed(), (torch.randn(4, 3, 16),)).variation
+    assert [str(n) for n in [*found.shapes.values()][-1][0]] == ["batch", "4"]
+    assert "norm" in found.mixing.training
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_rows_that_hang_on_their_places_late_run_on_the_whole_batch(place):
     torch.manual_seed(0)

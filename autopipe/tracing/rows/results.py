@@ -168,8 +168,8 @@ class Results:
         """In words, the first call whose rows are others in other places, or among more rows; or nothing.
 
         Both are asked at once, where the form ``takes_more`` rows by one; of numbers made of two rows, the
-        first alone. Where these differ by little, though by more than rounding, some op must differ by more.
-        Not asked of longer batches that draw noise, which is not known row by row there.
+        first alone. Where what comes out differs by little, though by more than rounding, some op must differ
+        by more. Not asked of longer batches that draw noise, which is not known row by row there.
         """
         if self._is_noisy and self._is_longer:
             return ""
@@ -179,20 +179,26 @@ class Results:
         swapped = self._placed("ba") if asked else ()
         if not self._noise.is_by_row:
             return ""
-        moves = zip(self._leaves, before, after, strict=True)
-        is_moved = any(_is_moved(a, b, axis) for c, a, b in moves for axis in axes(c, 0, dim, shapes))
+        moves = [
+            (a, b, "ba", axis)
+            for c, a, b in zip(self._leaves, before, after, strict=True)
+            for axis in axes(c, 0, dim, shapes)
+        ]
         numbers = [(before[i], swapped[i]) for i in asked]
-        if not is_moved and all(is_close(a, b, EQUAL) for a, b in numbers):
+        is_still = not any(_are_other(*move, EQUAL) for move in moves)
+        if is_still and all(is_close(a, b, EQUAL) for a, b in numbers):
             return ""
         seen: dict[str, dict[tuple[int, int], Tensor]] = {"ab": {}, there: {}}
         for rows, kept in seen.items():
             self._run(rows, functools.partial(_keep_tensors, kept), own=True)
         for call in self.form.calls:
-            for i in range(len(shapes.get(id(call), ()))) if call.depends & Depends.INPUT else ():
+            # what is made of sizes alone has the rows of its places, whichever of the batch's stand there
+            order = "ba" if call.depends & Depends.INPUT else "ab"
+            for i in range(len(shapes.get(id(call), ()))):
                 a, b = (kept.get((id(call), i)) for kept in seen.values())
-                if any(_is_moved(a, b, axis) for axis in axes(call, i, dim, shapes)):
+                if any(_are_other(a, b, order, axis, ROUNDED) for axis in axes(call, i, dim, shapes)):
                     return f"{call_and_place(call)}, whose rows hang on their places or on how many there are"
-        if is_moved:
+        if any(_are_other(*move, ROUNDED) for move in moves):
             return "an output's rows hang on their places or on how many there are"
         pairs = zip(asked, numbers, strict=True)
         at = next((i for i, (a, b) in pairs if not is_close(a, b, ROUNDED)), None)
@@ -366,11 +372,6 @@ def differ(values: Mapping[str, Any], axis: int, allowed: Mapping[dtype, float])
         return False
     pairs = (ab.select(axis, 0), aa.select(axis, 0)), (ab.select(axis, 1), bb.select(axis, 1))
     return not all(is_close(x, y, allowed) for x, y in pairs)
-
-
-def _is_moved(ab: Any, there: Any, axis: int) -> bool:
-    """Whether rows a and b are others where they have changed places; a third comes last."""
-    return _are_other(ab, there, "ba", axis, ROUNDED)
 
 
 def _are_other(ab: Any, there: Any, rows: str, axis: int, allowed: Mapping[dtype, float]) -> bool:

@@ -266,6 +266,7 @@ def _fitted(
     base = _sizes(dims)
     points = (base, *(base | {d.name: s for d, s in run.sizes.items()} for run in runs))
     formulas = sizing.Formulas(dims, points)
+    of_each = sizing.Formulas(dims, points[: len(dims) + 1])
     shapes: dict[int, tuple[tuple[Size, ...], ...]] = {}
     checks: dict[Any, Check] = {}
     unsure: set[int] = set()
@@ -288,7 +289,7 @@ def _fitted(
                 if is_off or any(id(c) in guessed for c in call.inputs):
                     guessed.add(id(call))
             missed = [(_at(e, base), e.shapes[id(call)]) for e in others if id(call) in e.shapes]
-            shapes[id(call)] = _shapes(call, [s.shapes[id(call)] for s in seen], missed, formulas)
+            shapes[id(call)] = _shapes(call, [s.shapes[id(call)] for s in seen], missed, formulas, of_each)
         for guard in (g for g in form.guards if id(g) not in harmless):
             if any(isinstance(o, Call) and (id(o) in guessed or id(o) in ragged) for o in guard.operands):
                 unsure.add(id(guard))
@@ -345,13 +346,23 @@ def _shapes(
     seen: Sequence[Any],
     missed: Sequence[tuple[Mapping[str, int], Any]],
     formulas: sizing.Formulas,
+    of_each: sizing.Formulas,
 ) -> tuple[tuple[Size, ...], ...]:
+    """The shapes of a call's tensors as formulas, through what was seen at the points of ``formulas``.
+
+    A tensor that has other axes where one dim is changed counts as unchanged there. Where it has others with
+    all changed at once, that says nothing of its sizes, and they are those ``of_each`` dim changed alone.
+    """
     out = []
     for i, tensor in enumerate(tensors(call.value)):
-        others = [s[i] if i < len(s) and len(s[i]) == tensor.dim() else tuple(tensor.shape) for s in seen]
+        known = [i < len(s) and len(s[i]) == tensor.dim() for s in seen]
+        at_all = known[len(of_each.dims) :]
+        fitted, n_points = (formulas, len(seen)) if all(at_all) else (of_each, len(of_each.dims))
+        told = zip(seen[:n_points], known, strict=False)
+        others = [s[i] if is_known else tuple(tensor.shape) for s, is_known in told]
         more = [(p, s[i]) for p, s in missed if i < len(s) and len(s[i]) == tensor.dim()]
         sizes = zip(tensor.shape, *others, strict=True)
         out.append(
-            tuple(formulas.with_more(v, [(p, s[axis]) for p, s in more]) for axis, v in enumerate(sizes))
+            tuple(fitted.with_more(v, [(p, s[axis]) for p, s in more]) for axis, v in enumerate(sizes))
         )
     return tuple(out)
