@@ -632,6 +632,9 @@ class Rendezvous:
         self.group, self.wait = group, group.wait
         self.n_messages = 0
 
+    def link(self, peer):
+        return None
+
     def send(self, tensor, peer):
         self.n_messages += 1
         leaving, answer = self.group.send(tensor, peer), torch.zeros(3, dtype=torch.uint8)

@@ -4,6 +4,7 @@ import gc
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,13 +15,16 @@ from autopipe.hardware import DIRECT_BYTES
 from autopipe.runtime.wire import link as links_module
 from autopipe.runtime.wire.announcement import Announcement, Form
 from autopipe.runtime.wire.board import Board, StoreGone, StoreSilent
+from autopipe.runtime.wire.boundary import Edge
+from autopipe.runtime.wire.channel import Channel, Values
 from autopipe.runtime.wire.failure import POLL_S, Watch
 from autopipe.runtime.wire.group import HostGroup
-from autopipe.runtime.wire.link import Link, connect
+from autopipe.runtime.wire.link import SENT, Link, connect
 from autopipe.runtime.wire.lost_ranks import corner as corner_of
 from autopipe.runtime.wire.lost_ranks import end_of_a_replica
 from autopipe.runtime.wire.position import Patience, Position
 from autopipe.runtime.wire.side_thread import in_side_thread
+from autopipe.stages import Section
 
 
 def board_of(store):
@@ -106,6 +110,56 @@ def test_one_way_traffic_is_read_before_the_buffer_is_full(ends):
     thread.join()
     arrivals[-1].wait()
     assert torch.equal(arrivals[0].tensor, message)
+
+
+@pytest.mark.parametrize("n_bytes", [8, DIRECT_BYTES])
+def test_what_is_small_goes_by_its_link_past_the_group(ends, n_bytes):
+    """And what a rank is told of meanwhile ends its wait."""
+    sent = torch.randn(n_bytes // 8, dtype=torch.float64)
+    failures, by_group = [], []
+
+    def check():
+        if failures:
+            raise StepError(failures[0])
+
+    class Gloo:
+        def __init__(self, end):
+            self.link = lambda peer: end
+
+        def send(self, tensor, peer):
+            by_group.append(tensor)
+            return SENT
+
+        def recv(self, tensor, peer):
+            tensor.copy_(by_group[0])
+            return SENT
+
+        def wait(self, work):
+            check()
+
+    ways = []
+    for end in ends:
+        group, watch = Gloo(end), SimpleNamespace(raise_if_failed=check)
+        channel = Channel(
+            SimpleNamespace(n_ranks=2, group=group, control=group, watch=watch), torch.device("cpu")
+        )
+        channel.signatures = [0, 0]
+        source = Section("", 0, 0, (), ("x",), is_last=False)
+        edge = Edge(source, Section("", 1, 1, ("x",), (), is_last=True), ("x",))
+        edge.begin(2)
+        edge.outbox[:] = [([sent], None, (False,))] * 2
+        edge.values.settled = {0: Announcement((Form.of(sent),))}
+        ways.append(Values(channel, edge, 1))
+    found = []
+    for m in range(2):
+        ways[0].send(m)
+        ways[1].recv(m)
+    ways[1].take(lambda edge, m, values: found.append(values), 0)
+    assert torch.equal(found[0][0], sent)
+    assert len(by_group) == (2 if n_bytes == DIRECT_BYTES else 0)
+    failures.append("another rank has failed")
+    with pytest.raises(StepError, match="another rank has failed"):
+        ways[1].take(lambda edge, m, values: None, 1)
 
 
 @pytest.mark.parametrize("end", ["close", "abort"])

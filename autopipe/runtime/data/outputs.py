@@ -206,12 +206,12 @@ def weighted(losses: Sequence[Tensor | None], weights: Sequence[float | Tensor])
     terms = [(loss, w) for loss, w in zip(losses, weights, strict=True) if w and loss is not None]
     if not terms:
         return torch.zeros((), dtype=torch.float64, device="cpu")
-    each, parts = torch.stack([loss for loss, _ in terms]), [w for _, w in terms]
-    if each.is_cpu:  # plain numbers cost a fraction of ops on as small tensors
-        total = sum(map(operator.mul, each.tolist(), parts))
+    each, parts = zip(*terms, strict=True)
+    if each[0].is_cpu:  # plain numbers cost a fraction of ops on as small tensors
+        total = sum(map(operator.mul, map(Tensor.item, each), parts))
         return torch.tensor(total, dtype=torch.float64, device="cpu")
     told = torch.tensor(parts, dtype=torch.float64, device="cpu")
-    return (each.double() * upload(told, each.device)).sum()
+    return (torch.stack(each).double() * upload(told, each[0].device)).sum()
 
 
 def share(leaves: list[Any] | None, peers: Peers, source: int, device: torch.device) -> list[Any]:

@@ -18,7 +18,7 @@ from ...stages import Section, Stage, rng
 from ...torch_private import backward
 from ..data.microbatch import Batch
 from ..reduce.parallel import Replicas
-from ..wire.boundary import REQUIRES_GRAD, Edge, Frame, flatten
+from ..wire.boundary import REQUIRES_GRAD, Edge, flatten
 from .backward import Root, WeightWork, backward_input, root_of
 from .offload import offloaded
 
@@ -267,7 +267,7 @@ class Worker:
 
     def _learn_flags(self, outputs: tuple[Any, ...], values: list[Any]) -> tuple[tuple[bool, ...], ...]:
         """Which tensors of each edge require a gradient: a forward without grad mode cannot tell."""
-        return tuple(tuple(map(REQUIRES_GRAD, _picked(edge, outputs, values)[0])) for edge in self.edges_out)
+        return tuple(tuple(map(REQUIRES_GRAD, e.pick(outputs, values)[0])) for e in self.edges_out)
 
     def _emit(
         self,
@@ -278,7 +278,7 @@ class Worker:
         flags: tuple[bool, ...] | None,
     ) -> None:
         """Hand on what goes along an edge, detached; ``flags`` where grad mode does not tell them."""
-        tensors, frame = _picked(edge, outputs, values)
+        tensors, frame = edge.pick(outputs, values)
         has_grad = self._step.grad
         if flags is None:
             flags = tuple(map(REQUIRES_GRAD, tensors)) if has_grad else (False,) * len(tensors)
@@ -358,16 +358,8 @@ class Worker:
         with _unchanged(self._mutated):
             outputs = self._run(values, m)
         for edge in self.edges_out:
-            tensors, _ = _picked(edge, outputs, values)
+            tensors, _ = edge.pick(outputs, values)
             edge.roots[m] = [root_of(t) for t in tensors if t.requires_grad]
-
-
-def _picked(
-    edge: Edge, outputs: Sequence[Any], values: Sequence[Any]
-) -> tuple[Sequence[Tensor], Frame | None]:
-    """What goes along an edge, of what its source gave and took."""
-    given = (*outputs, *reversed(values))  # where ~i is the i-th of what it took
-    return flatten(list(map(given.__getitem__, edge.outputs)))
 
 
 @contextlib.contextmanager

@@ -9,13 +9,14 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import torch
 from torch import Tensor
 
 from ... import accelerator
+from ...hardware import DIRECT_BYTES
 from .boundary import Frame
 from .values import dtype_of, name_of
 
@@ -77,7 +78,7 @@ class Form:
 
     def to_wire(self, tensor: Tensor) -> Tensor:
         """Contiguous, and with conjugation or negation that torch only notes carried out."""
-        return plain([tensor.permute(self.order) if self.order else tensor])[0]
+        return plain(tensor.permute(self.order) if self.order else tensor)
 
     def from_wire(self, laid: Tensor) -> Tensor:
         """The tensor again, of what came."""
@@ -108,14 +109,11 @@ def oddity(tensor: Tensor) -> str:
     return "quantized" if tensor.is_quantized else ""
 
 
-def plain(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors as they lie on the wire where an announcement ``is_bare``: contiguous, as they are."""
-    laid = []
-    for tensor in tensors:
-        if tensor.is_conj() or tensor.is_neg():
-            tensor = tensor.resolve_conj().resolve_neg()
-        laid.append(tensor.contiguous())
-    return laid
+def plain(tensor: Tensor) -> Tensor:
+    """A tensor as it lies on the wire where an announcement ``is_bare``: contiguous, as it is."""
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.contiguous()
 
 
 def _order(tensor: Tensor) -> tuple[int, ...]:
@@ -138,7 +136,8 @@ class Announced(msgspec.Struct, frozen=True):
 class Announcement:
     """What a message holds: the form of each tensor; and the frame.
 
-    For gradients ``present`` says which of the edge's differentiable tensors got one.
+    For gradients ``present`` says which of the edge's differentiable tensors got one. ``is_bare``: on the
+    wire are its tensors as they are. ``is_direct``: all of it is carried by a link where ranks have one.
     """
 
     tensors: tuple[Form, ...]
@@ -159,12 +158,14 @@ class Announcement:
         starts = list(itertools.accumulate(room, initial=0))
         alone = tuple(i for i, n in enumerate(sizes) if n and i not in packed)
         pack = Form((starts[-1],), torch.uint8, is_cpu=is_cpu)
+        on_wire = (*(self.tensors[i] for i in alone), *([pack] if packed else ()))
         derived = {
             "n_bytes": sum(sizes),
             "flags": tuple(form.requires_grad for form in self.tensors),
             "alone": alone,
             "is_bare": not packed and 0 not in sizes and not any(form.order for form in self.tensors),
-            "on_wire": (*(self.tensors[i] for i in alone), *([pack] if packed else ())),
+            "on_wire": on_wire,
+            "is_direct": all(form.is_cpu and form.n_bytes < DIRECT_BYTES for form in on_wire),
             "packed": tuple((i, a, a + sizes[i]) for i, a in zip(packed, starts, strict=False)),
             "pack": pack,
         }
@@ -174,6 +175,7 @@ class Announcement:
     n_bytes: int = dataclasses.field(default=0, init=False, compare=False)
     flags: tuple[bool, ...] = dataclasses.field(default=(), init=False, compare=False)
     is_bare: bool = dataclasses.field(default=False, init=False, compare=False)
+    is_direct: bool = dataclasses.field(default=False, init=False, compare=False)
     alone: tuple[int, ...] = dataclasses.field(default=(), init=False, compare=False)
     packed: tuple[tuple[int, int, int], ...] = dataclasses.field(default=(), init=False, compare=False)
     pack: Form = dataclasses.field(default=NOTHING, init=False, compare=False)
@@ -201,9 +203,13 @@ class Announcement:
         return True
 
     def molds(self, device: torch.device) -> Sequence[Tensor]:
-        """What is on the wire without memory, to be made :data:`LIKE`: the large tensors, then the pack."""
+        """What is on the wire, to be made :data:`LIKE`: the large tensors, then the pack.
+
+        Without memory, unless it is small: ``torch.empty_like`` alone, which is faster, makes such ones.
+        """
         if len(self.known_molds) != len(self.on_wire):
-            object.__setattr__(self, "known_molds", [form.mold(device) for form in self.on_wire])
+            molds = [(form.empty if self.is_direct else form.mold)(device) for form in self.on_wire]
+            object.__setattr__(self, "known_molds", molds)
         return self.known_molds
 
     def to_wire(self, tensors: Sequence[Tensor]) -> list[Tensor]:

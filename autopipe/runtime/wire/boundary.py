@@ -151,6 +151,7 @@ class Edge:
             source.outputs.index(n) if n in source.outputs else ~source.inputs.index(n) for n in names
         )
         self.inputs = tuple(destination.inputs.index(n) for n in names)
+        self._is_of_outputs = min(self.outputs) >= 0
         self.values, self.gradients = Book(), Book()
         self.begin(0)
 
@@ -162,6 +163,11 @@ class Edge:
         self.roots: list[Sequence[Tensor | GradientEdge] | None] = [None] * n_microbatches
         self.leaves: list[list[Tensor] | None] = [None] * n_microbatches
         self.grads: list[Sequence[Tensor | None] | None] = [None] * n_microbatches
+
+    def pick(self, outputs: Sequence[Any], values: Sequence[Any]) -> tuple[Sequence[Tensor], Frame | None]:
+        """What goes along it, flat, of what its source gave and took."""
+        given = outputs if self._is_of_outputs else (*outputs, *reversed(values))
+        return flatten(list(map(given.__getitem__, self.outputs)))
 
     def keep_leaves(self, m: int, tensors: Sequence[Tensor], flags: Sequence[bool]) -> None:
         """Let the destination's own tensors require a gradient where flagged."""

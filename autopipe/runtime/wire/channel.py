@@ -77,23 +77,43 @@ class _Way:
 
     def __init__(self, channel: Channel, edge: Edge, book: Book, peer: int) -> None:
         self._channel, self._edge, self._book, self.peer = channel, edge, book, peer
-        self._arriving: dict[int, tuple[Announcement, list[Tensor], list[Any]]] = {}
+        self._link, self._check = channel.groups[True].link(peer), channel.peers.watch.raise_if_failed
+        self._arriving: dict[int, tuple[Announcement, list[Tensor], Any]] = {}
+
+    def _give(self, known: Announcement, tensors: Sequence[Tensor]) -> None:
+        """Start sending a message as it was announced."""
+        laid = list(map(plain, tensors)) if known.is_bare else known.to_wire(tensors)
+        link = self._link
+        if link is None or not known.is_direct:
+            self._channel.send(laid, self.peer)
+            return
+        for tensor in laid:
+            link.send(tensor)
 
     def recv(self, m: int) -> None:
         """Start receiving what there is of microbatch ``m``."""
-        channel, peer = self._channel, self.peer
+        channel, link = self._channel, self._link
         announced = self._book.settled.get(channel.signatures[m]) or self._learn(m)
-        buffers = list(map(LIKE, announced.known_molds or announced.molds(channel.device)))
-        works = []
-        for buffer in buffers:
-            works.append(channel.groups[buffer.is_cpu].recv(buffer, peer))
-        self._arriving[m] = announced, buffers, works
+        molds = announced.known_molds or announced.molds(channel.device)
+        under_way: Any = 0
+        if link is None or not announced.is_direct:
+            buffers = list(map(LIKE, molds))
+            under_way = [channel.groups[buffer.is_cpu].recv(buffer, self.peer) for buffer in buffers]
+        else:
+            buffers = list(map(torch.empty_like, molds))
+            for buffer in buffers:
+                under_way = link.expect(buffer)
+        self._arriving[m] = announced, buffers, under_way
 
     def _wait(self, m: int) -> tuple[Announcement, list[Tensor]]:
-        channel = self._channel
-        announced, buffers, works = self._arriving.pop(m)
-        for work, buffer in zip(works, buffers, strict=True):
-            channel.groups[buffer.is_cpu].wait(work)
+        channel, link = self._channel, self._link
+        announced, buffers, under_way = self._arriving.pop(m)
+        if link is None or not announced.is_direct:
+            for work, buffer in zip(under_way, buffers, strict=True):
+                channel.groups[buffer.is_cpu].wait(work)
+        else:
+            link.fill(under_way)
+            self._check()
         return announced, buffers if announced.is_bare else announced.from_wire(buffers, channel.device)
 
     def _announce(self, m: int, found: Announcement) -> None:
@@ -135,7 +155,7 @@ class Values(_Way):
                 f"{', '.join(edge.names)} where inputs of the same shapes gave {known} many times before; "
                 "keep ops whose shapes depend on data this rarely in one stage"
             )
-        self._channel.send(plain(tensors) if known.is_bare else known.to_wire(tensors), self.peer)
+        self._give(known, tensors)
 
     def take(self, accept: Callable[[Edge, int, list[Any]], object], m: int) -> None:
         """Wait for the values of microbatch ``m``, and have their destination ``accept`` them.
@@ -163,8 +183,7 @@ class Gradients(_Way):
             forms = tuple(Form.of(g, True) for g in dense if g is not None)
             known = Announcement(forms, None, tuple(g is not None for g in grads))
             self._announce(m, known)
-        given = self._as_announced(grads, known)
-        self._channel.send(plain(given) if known.is_bare else known.to_wire(given), self.peer)
+        self._give(known, self._as_announced(grads, known))
 
     def _as_announced(self, grads: Sequence[Tensor | None], known: Announcement) -> list[Tensor]:
         """The gradients that are sent: dense, and zero where there is none this time."""

@@ -33,7 +33,7 @@ class Group(Protocol):
     """Messages among ``ranks`` (numbers within the pipeline), of contiguous tensors.
 
     What ``send`` and ``recv`` return is under way; ``wait`` lets what follows use it: the host waits, or on
-    an accelerator its stream.
+    an accelerator its stream. Small tensors of the host's may go by the ``link`` to a peer instead, if any.
     """
 
     ranks: tuple[int, ...]
@@ -41,6 +41,7 @@ class Group(Protocol):
     def send(self, tensor: Tensor, peer: int) -> Any: ...
     def recv(self, tensor: Tensor, peer: int) -> Any: ...
     def wait(self, work: Any) -> None: ...
+    def link(self, peer: int) -> Link | None: ...
     def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> None: ...
     def broadcast(self, tensor: Tensor, source: int) -> None: ...
     def connect(self, pairs: Iterable[tuple[int, int]], limit_s: float) -> None: ...
@@ -88,6 +89,10 @@ class HostGroup:
         self._links, self._check = links, check
         limit = datetime.timedelta(seconds=connect_s)
         self._backend: Any = dist.ProcessGroupGloo(store, self._me, len(self.ranks), limit)
+
+    def link(self, peer: int) -> Link | None:
+        """What small tensors go to and come from rank ``peer`` by; None where that is gloo as for others."""
+        return self._links.get(peer)
 
     def send(self, tensor: Tensor, peer: int) -> Any:
         """Start sending to rank ``peer``."""
@@ -209,6 +214,10 @@ class DeviceGroup:
                 _backend(name, dist.PrefixStore(way, store), self._me, len(self.ranks))  # type: ignore[attr-defined]
                 for way in ("up", "down")
             )
+
+    def link(self, peer: int) -> Link | None:
+        """None: links carry what is in the host's memory."""
+        return None
 
     def send(self, tensor: Tensor, peer: int) -> Any:
         """Start sending to rank ``peer``, after what the current stream holds."""

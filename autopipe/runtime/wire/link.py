@@ -47,8 +47,8 @@ class Link:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         self._room = connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 4
         self._socket = connection
-        self._coming: collections.deque[Arrival] = collections.deque()
-        self._unread = 0
+        self._coming: collections.deque[tuple[Tensor, int]] = collections.deque()
+        self._unread = self._n_expected = self._n_here = 0
 
     def send(self, tensor: Tensor) -> Sent:
         """Send a contiguous CPU tensor; it may be changed as soon as this returns."""
@@ -57,27 +57,36 @@ class Link:
 
     def recv(self, tensor: Tensor) -> Arrival:
         """Expect a message in a contiguous CPU tensor; ``wait()`` on what is returned fills it."""
-        n_bytes = tensor.nbytes
-        arrival = Arrival(self, tensor, n_bytes, 2 * n_bytes + 1024)
-        self._unread += arrival.n_buffered
-        while self._coming and self._unread > self._room:
-            self.read_next()
-        self._coming.append(arrival)
-        return arrival
+        return Arrival(self, tensor, self.expect(tensor))
 
-    def read_next(self) -> None:
-        """Fill the first of the tensors that are expected."""
-        arrival = self._coming.popleft()
-        self._unread -= arrival.n_buffered
-        room, n_bytes = memory(arrival.tensor), arrival.n_bytes
-        n_read = self._socket.recv_into(room, n_bytes, socket.MSG_WAITALL)
-        while n_read < n_bytes:
-            rest = memoryview(room).cast("B")[n_read:]
-            n_more = self._socket.recv_into(rest, n_bytes - n_read, socket.MSG_WAITALL)
-            if n_more == 0:
+    def expect(self, tensor: Tensor) -> int:
+        """Expect a message in a contiguous CPU tensor; its number, which :meth:`fill` fills it by."""
+        n_buffered = 2 * tensor.nbytes + 1024  # at most: memory in powers of two, and its bookkeeping
+        self._unread += n_buffered
+        while self._coming and self._unread > self._room:
+            self.fill(self._n_here + 1)
+        self._coming.append((tensor, n_buffered))
+        self._n_expected += 1
+        return self._n_expected
+
+    def fill(self, number: int) -> None:
+        """Wait for the messages that are expected, in order, up to one."""
+        while self._n_here < number:
+            tensor, n_buffered = self._coming.popleft()
+            self._unread -= n_buffered
+            room, n_bytes = memory(tensor), tensor.nbytes
+            n_read = self._socket.recv_into(room, n_bytes, socket.MSG_WAITALL)
+            if n_read < n_bytes:
+                self._read_rest(memoryview(room).cast("B")[n_read:])
+            self._n_here += 1
+
+    def _read_rest(self, room: memoryview) -> None:
+        """Fill what is left of a tensor, of which a signal or the other end has kept some."""
+        while room:
+            n_read = self._socket.recv_into(room, len(room), socket.MSG_WAITALL)
+            if n_read == 0:
                 raise ConnectionResetError("the other end of the link is gone")
-            n_read += n_more
-        arrival.is_here = True
+            room = room[n_read:]
 
     def abort(self) -> None:
         """Break the connection: calls that wait, here and at the other end, raise at once."""
@@ -100,21 +109,15 @@ class Link:
 
 
 class Arrival(msgspec.Struct, eq=False):
-    """A message on its way into ``tensor``.
-
-    ``n_buffered`` is the most it takes of a socket's buffer: memory in powers of two, and its bookkeeping.
-    """
+    """A message on its way into ``tensor``, and its number among those expected of a link."""
 
     link: Link
     tensor: Tensor
-    n_bytes: int
-    n_buffered: int
-    is_here: bool = False
+    number: int
 
     def wait(self, _limit: object = None) -> None:
         """Return once the message is here, and those expected before it."""
-        while not self.is_here:
-            self.link.read_next()
+        self.link.fill(self.number)
 
 
 class Sent:
