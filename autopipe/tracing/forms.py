@@ -208,7 +208,10 @@ class CaptureForms:
     def graph(self, form: Recording, *, for_sizes: bool = True) -> Form:
         """One form as a graph."""
         question = questions([form], [0]) if for_sizes else 0
-        made = Form(emit.graph(form), self.variations[id(form)], Expected(form), for_sizes, question)
+        variation = self.variations[id(form)]
+        harmless = frozenset[int]().union(*(e.harmless for e in self.explorers))
+        expected = Expected(form, variation.dims, harmless)
+        made = Form(emit.graph(form), variation, expected, for_sizes, question)
         return self._made.setdefault(id(form), made)
 
     def answers(self) -> dict[tuple[Form, Form], str]:

@@ -358,3 +358,29 @@ def test_a_number_that_a_type_of_inputs_does_not_have_is_not_tried(limit: float,
     model, x = Chosen(limit), torch.randn(4, WIDTH)
     marks = torch.tensor([1, 2, 3], dtype=dtype)
     assert torch.equal(autopipe.capture(model, (x, marks))(x, marks), model(x, marks))
+
+
+class ComparesInputs(Longest):
+    """Goes by whether its inputs are of one length: by two numbers, or by one that both cancel in."""
+
+    def __init__(self, subtracts: bool) -> None:
+        super().__init__()
+        self.subtracts = subtracts
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        n, m, x = x.shape[1], mask.shape[1], self.first(x)
+        is_one = m - n == 0 if self.subtracts else m == n
+        return self.second(x if is_one else x * 3)
+
+
+@pytest.mark.parametrize("subtracts", [False, True])
+def test_what_is_asked_of_two_inputs_that_are_of_one_size_in_the_example(subtracts: bool) -> None:
+    torch.manual_seed(0)
+    model = ComparesInputs(subtracts)
+    captured = capture(model, (torch.randn(2, 6, WIDTH), torch.ones(2, 6)))
+    for n in (4, 6, 9):
+        x, mask = torch.randn(3, n, WIDTH), torch.ones(3, n)
+        torch.testing.assert_close(captured(x, mask), model(x, mask))
+        for m in {4, 6, 9} - {n}:
+            with pytest.raises(autopipe.InputError, match=r"asks whether .* was True"):
+                captured(x, torch.ones(3, m))

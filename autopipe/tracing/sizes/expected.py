@@ -7,19 +7,21 @@ Putting the checks into the graph is left to ``guards``.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from ...errors import InputError
-from ..calls.call import Call, Recording, meta
+from ...graph import Dim
+from ..calls.call import Call, Guard, Recording, meta
 from ..inputs.structure import flatten
 from ..state.state import preserved
 from .guards import ExpectSize
-from .rerun import replay
+from .rerun import replay, with_guards
 
 __all__ = ["Expected"]
 
@@ -31,41 +33,58 @@ _MOST_KNOWN = 1024
 class Expected:
     """The checks of sizes in a form's graph, with what they need of it; asked once for inputs of some shapes.
 
-    What cannot be told on the meta device is left to the graph.
+    What cannot be told on the meta device is left to the graph. Where inputs that had one size at capture, as
+    ``dims`` says, have several, all that the model asked of sizes is asked, but for the guards that are
+    ``harmless``: formulas know one size of them.
     """
 
-    def __init__(self, form: Recording) -> None:
-        needed = _behind(form.calls, [c for c in form.calls if isinstance(c.target, ExpectSize)])
-        output = Call("output", "output", ((),), hint="output")
-        self.form = Recording(form.training, [*needed, output], flatten(())[1], [], form.constants)
+    def __init__(self, form: Recording, dims: Sequence[Dim] = (), harmless: Collection[int] = ()) -> None:
+        self.places = [d.where for d in dims if len(d.where) > 1 and not d.packed]
+        asked = [g for g in form.guards if self.places and id(g) not in harmless]
+        self.form, self.uneven = _asking(form, []), _asking(form, asked)
         self.known: dict[Any, str] = {}
 
     def check(self, model: nn.Module, values: Mapping[str, Any]) -> None:
         """Raise :class:`InputError` where the form's graph would, for inputs like these."""
-        if len(self.form.calls) == 1:
+        if len(self.uneven.calls) == 1:
+            return
+        is_uneven = any(len({values[n].shape[a] for n, a in where}) > 1 for where in self.places)
+        form = self.uneven if is_uneven else self.form
+        if len(form.calls) == 1:
             return
         shapes = tuple(tuple(t.shape) for t in values.values())
         if shapes not in self.known:
             if len(self.known) >= _MOST_KNOWN:
                 self.known.clear()
-            self.known[shapes] = self._asked(model, values)
+            self.known[shapes] = self._asked(model, form, values)
         if fault := self.known[shapes]:
             raise InputError(fault)
 
-    def _asked(self, model: nn.Module, values: Mapping[str, Any]) -> str:
+    def _asked(self, model: nn.Module, form: Recording, values: Mapping[str, Any]) -> str:
         given, device = {name: meta(value) for name, value in values.items()}, torch.device("meta")
         # layers may make tensors beside those that they are given, and numbers be made of tensors
         for surroundings in (contextlib.nullcontext(), device):
             try:
                 with torch.no_grad(), preserved(model), _on_meta(model), surroundings:
-                    replay(model, self.form, given, device)
+                    replay(model, form, given, device)
             except InputError as fault:
                 return str(fault)
             except Exception as error:  # what it is, the graph meets on data, or does not
                 _logger.debug("what the model asks of sizes is not known ahead: %s", error)
             else:
-                break
-        return ""
+                return ""
+        if form is not self.uneven:
+            return ""
+        return "inputs of one size at capture have several, and what the model asks of them cannot be told"
+
+
+def _asking(form: Recording, guards: list[Guard]) -> Recording:
+    """The checks of sizes in a form's graph and those of more of its guards, with what they need of it."""
+    checks = [Call("call_function", ExpectSize(g), g.operands, source=g.source) for g in guards]
+    calls = [*with_guards(dataclasses.replace(form, guards=guards)), *checks]
+    needed = _behind(calls, [c for c in calls if isinstance(c.target, ExpectSize)])
+    output = Call("output", "output", ((),), hint="output")
+    return Recording(form.training, [*needed, output], flatten(())[1], [], form.constants)
 
 
 def _behind(calls: Sequence[Call], last: Sequence[Call]) -> list[Call]:
