@@ -1,5 +1,6 @@
 """Branches on values of the inputs: one form for each way they come out, chosen before a batch runs."""
 
+import contextlib
 import itertools
 from collections.abc import Callable
 
@@ -336,6 +337,41 @@ def test_a_truth_that_is_asked_again_of_a_whole_slice(
     for values in itertools.product((0, 1, 2), repeat=3):
         x, mask = torch.randn(2, 6, WIDTH), torch.tensor([values] * 2).repeat_interleave(2, 1)
         torch.testing.assert_close(captured(x, mask), model(x, mask))
+
+
+class AsksUpToTheInput(Longest):
+    """Asks a mask for all of it, then for as much as the input is long: all of it, where both are equal."""
+
+    def __init__(self, compares: bool) -> None:
+        super().__init__()
+        self.compares = compares
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        n, x = x.shape[1], self.first(x)
+        if (not self.compares or mask.shape[1] == n) and mask.all():
+            return self.second(x)
+        return self.second(x * (1 if mask[:, :n].all() else 3))
+
+
+@pytest.mark.parametrize(("compares", "n_forms"), [(True, 2), (False, 3)])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_truth_that_is_asked_again_of_what_is_whole_by_its_sizes(
+    compares: bool, n_forms: int, first: int
+) -> None:
+    torch.manual_seed(0)
+    model, mask = AsksUpToTheInput(compares), torch.ones(2, 6, dtype=torch.long)
+    mask[0, 1] = first
+    captured = capture(model, (torch.randn(2, 6, WIDTH), mask))
+    assert [len(forms) for forms in captured.forms.values()] == [n_forms] * 2
+    for length, longer, place in itertools.product((6, 8), (0, 2), (0, -1, None)):
+        x, mask = torch.randn(2, length, WIDTH), torch.ones(2, length + longer, dtype=torch.long)
+        if place is not None:
+            mask[0, place] = 0
+        if not longer:
+            torch.testing.assert_close(captured(x, mask), model(x, mask))
+            continue
+        with contextlib.suppress(autopipe.AutopipeError):  # or it is right
+            torch.testing.assert_close(captured(x, mask), model(x, mask))
 
 
 class Chosen(nn.Module):

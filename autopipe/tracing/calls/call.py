@@ -116,7 +116,8 @@ class Guard:
     """A number made from sizes that the model's Python turned into a plain value.
 
     ``function(*operands)`` gave ``outcome``; operands are the calls that compute them, or plain numbers.
-    ``inside`` is the function of the model's code which asks, where that could stay whole instead.
+    ``inside`` is the function of the model's code which asks, where that could stay whole instead. One that
+    ``stays`` is as captured though other answers seem to do no harm.
     """
 
     function: Callable[..., Any]
@@ -125,6 +126,7 @@ class Guard:
     path: str
     source: str
     inside: Any = None
+    stays: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -85,23 +85,29 @@ def is_same_program(a: Sequence[Call], b: Sequence[Call]) -> bool:
     return True
 
 
-def without_whole_slices(calls: Sequence[Call], is_fixed: Callable[[Call], bool]) -> Sequence[Call]:
+def without_whole_slices(calls: Sequence[Call], is_all: Callable[[Call, int, Any], bool]) -> Sequence[Call]:
     """A program in which slices that take all of a tensor are that tensor; one that writes is as it is.
 
-    ``is_fixed`` tells whether a call's value has the same sizes in every run.
+    ``is_all(call, axis, stop)`` tells whether a slice up to ``stop`` takes all of a value in every run.
     """
     made: dict[int, Call] = {}
     for call in () if any(c.writes for c in calls) else calls:
-        if _takes_all(call) and is_fixed(call.inputs[0]):
+        if _takes_all(call, is_all):
             made[id(call)] = made.get(id(call.inputs[0]), call.inputs[0])
         elif any(id(c) in made for c in call.inputs):
             args, kwargs = (map_calls(x, lambda c: made.get(id(c), c)) for x in (call.args, call.kwargs))
             made[id(call)] = dataclasses.replace(call, args=args, kwargs=kwargs, _inputs=None)
-    return list(dict.fromkeys(made.get(id(c), c) for c in calls)) if made else calls
+    if not made:
+        return calls
+    kept = [*dict.fromkeys(made.get(id(c), c) for c in calls)]
+    needed = {id(made.get(id(calls[-1]), calls[-1]))}
+    for call in reversed(kept):
+        needed.update(id(c) for c in call.inputs if id(call) in needed)
+    return [c for c in kept if id(c) in needed]  # what slices alone were made with is no part of it
 
 
-def _takes_all(call: Call) -> bool:
-    """Whether a call is a slice along some axes, or several, that leaves nothing out of a tensor here."""
+def _takes_all(call: Call, is_all: Callable[[Call, int, Any], bool]) -> bool:
+    """Whether a call is a slice along some axes, or several, that leaves nothing out of a tensor."""
     if call.target is not operator.getitem or not isinstance(call.args[0], Call):
         return False
     given, index = call.args[0].value, call.args[1]
@@ -111,8 +117,8 @@ def _takes_all(call: Call) -> bool:
     return all(
         isinstance(i, slice)
         and (i.start, i.step) in ((None, None), (0, None))
-        and (i.stop is None or (type(i.stop) is int and i.stop >= size))
-        for i, size in zip(items, given.shape, strict=False)
+        and (i.stop is None or is_all(call.args[0], axis, i.stop))
+        for axis, i in enumerate(items)
     )
 
 

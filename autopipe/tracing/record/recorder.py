@@ -80,7 +80,14 @@ class Recorder(TorchFunctionMode):
         self.at = Position(modules, is_leaf)
         self.ledger = Ledger(names, known, device, self.at)
         self.branches = Branches(
-            self.ledger.calls, self.ledger.extent_depends, self.at, outcomes, kept, by_value
+            self.ledger.calls,
+            self.ledger.extent_depends,
+            self.ledger.numbers.is_size,
+            self.ledger.numbers.stay,
+            self.at,
+            outcomes,
+            kept,
+            by_value,
         )
         self.ledger.numbers.branches = self.branches
         self.ledger.watched, self.ledger.unseen = None if unseen is None else {}, unseen

@@ -28,7 +28,6 @@ from ..state.example_data import are_close, close_to, projected
 from ..state.global_names import is_foreign
 from ..state.redraw import redrawn
 from ..state.state import seed
-from ..values.tracked import pinned
 from . import dims as sizing
 from .guards import broken
 from .rerun import Observation, Seen, buffers_written, replay
@@ -148,7 +147,7 @@ class Explorer:
         seen = tuple(map(self._replayed, self.forms, itertools.repeat(sizes), sharing))
         trial = Trial(sizes, seen, self.is_meta or not any(s and s.is_used for s in sharing))
         failed = self._failed(seen)
-        pins = [said for g, said in failed if g.function is pinned]
+        pins = [said for g, said in failed if g.stays]
         if pins or (failed and self._does_harm(trial)):
             inside = {g.inside: None for g, _ in failed if g.inside is not None}
             if inside and self.is_taken(sizes):  # else the model is not free there whoever asks
@@ -217,7 +216,7 @@ class Explorer:
         except Exception:  # whatever it is, the model does not raise it
             return everything, False
         failed = [g for g, _ in self._failed(seen)]
-        if any(g.function is pinned for g in failed):
+        if any(g.stays for g in failed):
             return everything, False
         is_right = not failed or not (self._does_harm(Trial(sizes, seen, True)) or self._harms_unlike(sizes))
         return {id(g) for g in failed}, is_right

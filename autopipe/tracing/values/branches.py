@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from ..calls.call import Branch, Call, Depends
+from ..calls.call import Branch, Call, Depends, Guard
 from ..calls.likeness import is_same_program, without_whole_slices
 from ..calls.perform import is_size_of_made
 from ..code.position import Position
@@ -54,19 +54,23 @@ class Branches:
 
     ``outcomes`` are what the first reads are to come out as, whatever the data; ``kept`` are the lines whose
     function is to stay whole instead; with ``by_value`` numbers may be read too, not only truths.
-    ``extent_depends`` tells what the sizes of a call's value depend on.
+    ``extent_depends`` tells what the sizes of a call's value depend on, ``is_size`` which guard says that a
+    number is the size of a value along an axis; what goes by a guard lets it ``stay``.
     """
 
     def __init__(
         self,
         calls: Sequence[Call],
         extent_depends: Callable[[Call], int],
+        is_size: Callable[[Call, int, Call], Guard | None],
+        stay: Callable[[Guard], None],
         at: Position,
         outcomes: Sequence[Any] = (),
         kept: Collection[str] = (),
         by_value: bool = False,
     ) -> None:
         self.calls, self.extent_depends, self.at = calls, extent_depends, at
+        self.is_size, self.stay = is_size, stay
         self.outcomes, self.kept, self.by_value = outcomes, kept, by_value
         self.found: list[Branch] = []
 
@@ -106,10 +110,23 @@ class Branches:
 
         So what the one cannot answer beside the other is not recorded for nothing.
         """
-        return is_same_program(a, b) or is_same_program(self._unsliced(a), self._unsliced(b))
+        if is_same_program(a, b):
+            return True
+        guards: dict[int, Guard] = {}
 
-    def _unsliced(self, calls: Sequence[Call]) -> Sequence[Call]:
-        return without_whole_slices(calls, lambda c: not self.extent_depends(c) & _SIZES)
+        def is_all(call: Call, axis: int, stop: Any) -> bool:
+            if isinstance(stop, Call):
+                guard = self.is_size(call, axis, stop)
+                guards.update({} if guard is None else {id(guard): guard})
+                return guard is not None
+            is_fixed = not self.extent_depends(call) & _SIZES
+            return is_fixed and type(stop) is int and stop >= call.value.shape[axis]
+
+        if not is_same_program(*(without_whole_slices(calls, is_all) for calls in (a, b))):
+            return False
+        for guard in guards.values():
+            self.stay(guard)
+        return True
 
 
 def _is_truth(name: str, call: Call) -> bool:

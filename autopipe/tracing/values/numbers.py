@@ -5,6 +5,7 @@ The numbers themselves are left to ``tracked``, tensors and all other values to 
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -143,7 +144,26 @@ class Numbers:
         if key not in self.guards:
             is_pinned = expression.function is pinned
             inside = self.at.running() if is_pinned else self.at.innermost()
-            self.guards[key] = Guard(function, operands, outcome, self.at.path, source, inside)
+            self.guards[key] = Guard(function, operands, outcome, self.at.path, source, inside, is_pinned)
+
+    def is_size(self, call: Call, axis: int, number: Call) -> Guard | None:
+        """The guard that says that a number is the size of a call's tensor along an axis, if there is one."""
+
+        def is_of_tensor(operand: Any) -> bool:
+            is_asked = isinstance(operand, Call) and operand.op == "call_method" and operand.target == "size"
+            return is_asked and len(operand.args) == 2 and operand.args[0] is call and operand.args[1] == axis
+
+        for guard in self.guards.values():
+            is_equal = (guard.function, guard.outcome) in ((operator.eq, True), (operator.ne, False))
+            is_of_number = is_equal and any(o is number for o in guard.operands)
+            if is_of_number and any(map(is_of_tensor, guard.operands)):
+                return guard
+        return None
+
+    def stay(self, guard: Guard) -> None:
+        """What has gone by a guard is right only where it holds."""
+        key = next(key for key, held in self.guards.items() if held is guard)
+        self.guards[key] = dataclasses.replace(guard, stays=True)
 
     def _ask_again(
         self, function: Any, operands: Any, outcome: Any, source: str, compares: bool, from_data: Call
