@@ -122,7 +122,7 @@ class Op:
     outputs: every tensor in the op's value, flattened in order.
     is_size: the value is a Python number made from shapes, not a tensor; never worth sending.
     parameters, buffers: first names of those the op reads, in order of first use.
-    mutated_buffers: those of ``buffers`` the op writes in place (batch-norm statistics).
+    mutated_buffers: those of ``buffers`` the op writes in place (batch-norm statistics, running means).
     is_random: the op draws from a random number generator in training.
     is_tainted: the value depends on input data, not only on shapes and constants.
     is_movable: cheap glue without parameters, randomness, mutation or gradient that may be computed again

@@ -21,6 +21,7 @@ from ..reduce.parallel import Replicas
 from ..wire.boundary import REQUIRES_GRAD, Edge, flatten
 from .backward import Root, WeightWork, backward_input, root_of
 from .offload import offloaded
+from .rewritten import kept_as_read
 
 __all__ = ["StepInputs", "Worker"]
 
@@ -86,6 +87,7 @@ class Worker:
         self._loss, self._forward_context = loss, forward_context
         self._recompute, self._mutated, self._is_random = recompute, tuple(mutated), is_random
         self._offloads = offloads and not recompute
+        self._rewritten = [] if recompute else [held for held in self._mutated if not _is_torchs(held[0])]
         self._flags: dict[Any, tuple[tuple[bool, ...], ...]] = {}
         self.replicas = Replicas(stage)
         self._probe: list[tuple[int, int, str]] | None = None
@@ -107,6 +109,7 @@ class Worker:
             and self._is_plain
             and self._forward_context is contextlib.nullcontext
             and not self._offloads
+            and not self._rewritten
             and not step.batch.forms
             and not self._named
         )
@@ -215,12 +218,19 @@ class Worker:
         return outputs
 
     def _kept_away(self, values: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-        """What puts what autograd keeps, beside weights and what the stage took, into the host's memory."""
-        if not self._offloads or not self._step.grad:
+        """What keeps what autograd wants of buffers that are written to as it was.
+
+        Where it is planned, the rest goes into the host's memory, beside weights and what the stage took.
+        """
+        written = [b for m, name in self._rewritten if (b := m._buffers[name]) is not None]
+        if not self._step.grad or not (self._offloads or written):
             return contextlib.nullcontext()
+        if not self._offloads:
+            return kept_as_read(written)
 
         def staying() -> Iterator[Tensor]:
-            yield from (*self.module.parameters(), *self.module.buffers(), *flatten(values)[0])
+            kept = (b for b in self.module.buffers() if all(b is not w for w in written))
+            yield from (*self.module.parameters(), *kept, *flatten(values)[0])
 
         return offloaded(self.stage._device, staying)
 
@@ -380,3 +390,8 @@ def _unchanged(buffers: Sequence[tuple[nn.Module, str]]) -> Iterator[None]:
 
 def _is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor).all())
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    """Whether it is a layer of torch's, such as a batch norm: autograd keeps nothing of their statistics."""
+    return type(module) is not nn.Module and type(module).__module__.startswith("torch.nn.")

@@ -39,13 +39,14 @@ def build(
     tail: Sequence[str] = (),
 ) -> OpGraph:
     """An op graph of ``calls``, the union of all forms in both modes; ``kind`` tells a leaf's by its path."""
-    calls = [c for c in calls if c.op != "get_attr"]
     forms = list({id(f): f for forms in by_mode.values() for f in forms}.values())
+    held = [c for f in forms for c in f.calls if c.op == "get_attr"]
+    calls = [c for c in calls if c.op != "get_attr"]
     modes = _modes(by_mode)
     specs = parameter_specs(model)
     first = {n: p.name for p in specs for n in p.names}
     is_buffer = {p.name for p in specs if p.is_buffer}
-    owned = _Owned(model, first, is_buffer)
+    owned = _Owned(model, first, is_buffer, held)
     names = {c.name for c in calls}
     ops = tuple(_op(c, modes[c.name], owned, shape, kind) for c in calls)
     edges = _edges(forms, names)
@@ -90,9 +91,17 @@ def parameter_specs(model: nn.Module) -> tuple[ParameterSpec, ...]:
 class _Owned:
     """Which parameters and buffers a call uses, by first name."""
 
-    def __init__(self, model: nn.Module, first: Mapping[str, str], is_buffer: set[str]) -> None:
+    def __init__(
+        self, model: nn.Module, first: Mapping[str, str], is_buffer: set[str], held: Sequence[Call]
+    ) -> None:
         self.model, self.first, self.is_buffer = model, first, is_buffer
         self.inside: dict[str, tuple[str, ...]] = {}
+        self._buffers = [(c.storages, n) for c in held if (n := first.get(c.target)) in is_buffer]
+
+    def written(self, call: Call) -> tuple[str, ...]:
+        """The buffers that a call writes to: those of a layer, or what a function was given of one."""
+        given = (name for places, name in self._buffers if call.writes and not places.isdisjoint(call.writes))
+        return tuple(dict.fromkeys((*(self.first.get(n, n) for n in call.mutated), *given)))
 
     def names(self, call: Call) -> tuple[str, ...]:
         read = [c for c in call.inputs if c.op == "get_attr"]
@@ -123,7 +132,7 @@ def _op(call: Call, mode: Any, owned: _Owned, shape: Shape, kind: Callable[[str]
     names = owned.names(call)
     buffers = tuple(n for n in names if n in owned.is_buffer)
     parameters = tuple(n for n in names if n not in owned.is_buffer)
-    mutated = tuple(dict.fromkeys(owned.first.get(n, n) for n in call.mutated))
+    mutated = owned.written(call)
     outputs = tuple(
         TensorSpec(shape(call, i, t), dtype_name(t.dtype), t.requires_grad)
         for i, t in enumerate(tensors(call.value))

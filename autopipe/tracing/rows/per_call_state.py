@@ -32,6 +32,7 @@ from .results import EQUAL, SLIGHT, is_close
 __all__ = ["CallsInTurn", "by_call", "carried_by", "carriers"]
 
 _logger = logging.getLogger("autopipe")
+_AWAY = 1.25
 
 
 class CallsInTurn:
@@ -59,8 +60,14 @@ class CallsInTurn:
         self._weights = [*_weights_of(code.model, self.writing)]
 
     def after(self, *batches: Mapping[str, Tensor]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        """What some batches leave, by name, and what the last of them gives."""
+        """What some batches leave, by name, and what the last of them gives.
+
+        Averages that have come where they lead, as one of weights begins as these, are put off that.
+        """
         self._start(True)
+        for buffer in (b for n, b in self.model.named_buffers() if n in self.written):
+            if buffer.is_floating_point():
+                buffer.mul_(_AWAY)
         result: tuple[Any, ...] = ()
         for batch in batches:
             seed(self._device)
