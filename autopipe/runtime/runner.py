@@ -471,6 +471,12 @@ class Runner:
                 f"the first value that is not finite is {what}, in rank {engine.all_stages[stage].rank}, "
                 f"stage {stage}, microbatch {m}, action {stage}F{m}"
             )
+            if what == "the loss" and step.batch.n_microbatches > 1:
+                rows = step.batch.rows
+                where += (
+                    f", of {rows[m]} of the batch's {sum(rows)} rows; a loss that compares rows, as by their "
+                    "variance, takes n_microbatches=1"
+                )
         return StepError(f"the loss is {loss}: {where}; {lets}")
 
     def _fail(self, error: BaseException) -> NoReturn:

@@ -168,3 +168,17 @@ def test_a_loss_fn_that_fails_on_a_single_row_is_told_what_to_do():
     ):
         runtime.step(x, target=y)
     assert torch.allclose(runtime.step(x, target=y, n_microbatches=2).loss, loss_fn(model(x), y))
+
+
+def share_not_explained(y, target):
+    return (y - target).square().sum() / (target[:, 0] - target[:, 0].mean()).square().sum()
+
+
+def test_a_loss_that_is_no_number_of_a_single_row_says_how_many_rows_it_had():
+    torch.manual_seed(0)
+    x, y = data(3)
+    model = Two(lambda h: h.sum(1)).double()
+    runtime = pipe_of(model, x.double(), n_microbatches=3).runtime(loss_fn=share_not_explained)
+    with pytest.raises(StepError, match=r"of 1 of the batch's 3 rows; .* n_microbatches=1"):
+        runtime.step(x.double(), target=y.double())
+    assert runtime.step(x.double(), target=y.double(), n_microbatches=1).loss.isfinite()
