@@ -107,6 +107,18 @@ def test_what_runs_again_in_backward_writes_once(keep, recompute):
     check(model, plain, runtime.step(x).loss, expected)
 
 
+def adds_its_derivative(self, h, x):
+    (derivative,) = torch.autograd.grad(h.square().sum(), h, create_graph=self.training)
+    return h + derivative
+
+
+def test_what_runs_again_in_backward_may_take_derivatives_in_forward():
+    pipe, model, plain, x = made(lambda: Keeping(adds_its_derivative), recompute="always")
+    expected = square(plain(x), None)
+    expected.backward()
+    check(model, plain, pipe.runtime(loss_fn=square).step(x).loss, expected)
+
+
 @pytest.mark.parametrize(
     "make", [lambda: Keeping(divides), lambda: KeepingInside(False), lambda: KeepingInside(True)]
 )

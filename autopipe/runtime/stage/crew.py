@@ -74,6 +74,7 @@ def make_workers(
             recompute=planned.recompute and not is_tail,
             mutated=() if is_tail else written_buffers(stage, ops),
             is_random=any(op.is_random for op in ops),
+            derives=any(op.target == "torch.autograd.grad" for op in ops),
             offloads=offloads,
         )
         if isinstance(worker, TailWorker):

@@ -75,6 +75,7 @@ class Worker:
         recompute: bool = False,
         mutated: Sequence[tuple[nn.Module, str]] = (),
         is_random: bool = True,
+        derives: bool = False,
         offloads: bool = False,
     ) -> None:
         self.stage, self.section = stage, section
@@ -86,6 +87,7 @@ class Worker:
         self._named: dict[str, Any] = {"section": section.name} if section.name else {}
         self._loss, self._forward_context = loss, forward_context
         self._recompute, self._mutated, self._is_random = recompute, tuple(mutated), is_random
+        self._derives = derives
         self._offloads = offloads and not recompute
         self._rewritten = [] if recompute else [held for held in self._mutated if not _is_torchs(held[0])]
         self._flags: dict[Any, tuple[tuple[bool, ...], ...]] = {}
@@ -192,7 +194,7 @@ class Worker:
         arrived = tuple(isinstance(v, Tensor) and v.requires_grad for v in values)
         key = self._step.batch.signature(m), self._training, arrived
         known = self._flags.get(key)
-        with contextlib.nullcontext() if known is None else torch.no_grad():
+        with contextlib.nullcontext() if known is None or self._derives else torch.no_grad():
             outputs = self._run(values, m)
         if known is None:
             known = self._flags[key] = self._learn_flags(outputs, values)
