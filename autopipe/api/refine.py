@@ -154,7 +154,7 @@ class _Refining:
     def _is_better(self, plan: Plan) -> bool:
         """Whether a finer graph's plan is worth reading it, and its step is no longer."""
         is_no_longer = self.best is None or plan.step_s <= self.best.plan.step_s
-        return is_no_longer and _bottleneck_s(plan) < self._enough_s
+        return is_no_longer and max(plan.loads_s) < self._enough_s
 
     def _may_be_better(self, plan: Plan) -> bool:
         """Whether more time might find one, as far as the bound says of ranks and microbatches like these."""
@@ -163,7 +163,7 @@ class _Refining:
     @property
     def _enough_s(self) -> float:
         """What a finer graph's bottleneck must be under."""
-        return _bottleneck_s(self.best.plan) * (1 - MIN_GAIN) if self.best is not None else math.inf
+        return max(self.best.plan.loads_s) * (1 - MIN_GAIN) if self.best is not None else math.inf
 
     def at_leisure(self, best: Planned) -> Planned:
         """The plan that comes of a draft once all the time is for it."""
@@ -232,21 +232,9 @@ class _Refining:
         return following[0]
 
 
-def _loads_s(plan: Plan) -> list[float]:
-    """By rank, forward and backward of one microbatch through its stages."""
-    loads = [0.0] * plan.n_ranks
-    for stage in plan.stages:
-        loads[stage.rank] += stage.seconds
-    return loads
-
-
-def _bottleneck_s(plan: Plan) -> float:
-    return max(_loads_s(plan))
-
-
 def _imbalance(plan: Plan, costs: CostTable) -> float:
     """How far the fullest rank is above the mean, blocks that run again left out of that."""
-    loads = _loads_s(plan)
+    loads = plan.loads_s
     again = sum(
         costs[op].forward_s / plan.cluster.devices[stage.rank].speed
         for stage in plan.stages
@@ -268,7 +256,7 @@ def _open_heaviest(
     """
     names, much_s = {op.name for op in capture.ops.compute}, math.inf
     if plan is not None:
-        loads = _loads_s(plan)
+        loads = plan.loads_s
         fullest = loads.index(max(loads))
         names = {op for stage in plan.stages if stage.rank == fullest for op in stage.ops}
         is_short = any(stage.recompute or stage.recomputed for stage in plan.stages)

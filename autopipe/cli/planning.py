@@ -237,7 +237,16 @@ def _limits(memory: str | None) -> str | list[str] | None:
 
 
 def _under(plan: Plan, memory: str | None, path: pathlib.Path | None) -> Plan:
-    """The plan as it stands, under another memory limit and on a cluster of other links and speeds."""
+    """The plan as it stands, under another memory limit and on a cluster of other links and speeds.
+
+    What its solver proved, and what else it tried, holds for the limit and the cluster that it was made for.
+    """
+    from ..simulator import simulate
+
+    if memory is None and path is None:
+        return plan
+    unbounded = dataclasses.replace(plan.bounds, bottleneck_lower_s=0.0, step_lower_s=0.0, proved=False)
+    plan = dataclasses.replace(plan, bounds=unbounded, candidates=(), n_candidates=0)
     if memory is not None:
         plan = dataclasses.replace(plan, settings={**plan.settings, "memory_limit": _limits(memory)})
     if path is not None:
@@ -246,6 +255,8 @@ def _under(plan: Plan, memory: str | None, path: pathlib.Path | None) -> Plan:
             raise PlanError(f"the plan is for {plan.n_ranks} ranks, {path} has {cluster.n_ranks}; plan again")
         stages = tuple(_at_pace(stage, plan.cluster, cluster) for stage in plan.stages)
         plan = dataclasses.replace(plan, cluster=cluster, stages=stages, ties=_ties_over(plan, cluster))
+        bounds = dataclasses.replace(unbounded, bottleneck_s=max(plan.loads_s))
+        plan = dataclasses.replace(plan, step_s=simulate(plan).step_s, bounds=bounds)
     return plan
 
 

@@ -11,6 +11,7 @@ import html
 import importlib.metadata
 import importlib.resources
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -112,7 +113,7 @@ def _figures(
     ties = sum(t.mode == "sync" for t in plan.ties)
     note = f"{len(plan.boundaries)} values" + (f", {ties} tied summed" if ties else "")
     out.append(("sent per step", nbytes(sent * plan.n_microbatches), note))
-    gap = "0%" if plan.bounds.proved else percent(plan.bounds.gap)
+    gap = "unknown" if math.isinf(plan.bounds.gap) else percent(plan.bounds.gap)
     out.append(("gap of the bottleneck", gap, certificate(plan)))
     return out
 
@@ -233,13 +234,13 @@ def _memory(plan: Plan, predicted: Timeline, held: Sequence[int]) -> Section:
 
 def _reasons(plan: Plan, costs: CostTable | None) -> Section:
     b = plan.bounds
-    facts = {
-        "slowest stage": f"{seconds(b.bottleneck_s)} per microbatch, communication it waits for included",
-        "no cut can beat": seconds(b.bottleneck_lower_s),
-        "certificate": certificate(plan),
-        "no step can beat": seconds(b.step_lower_s),
-        "this step": f"{seconds(plan.step_s)} predicted",
-    }
+    facts = {"certificate": certificate(plan), "this step": f"{seconds(plan.step_s)} predicted"}
+    if b.bottleneck_lower_s > 0:
+        facts |= {
+            "slowest stage": f"{seconds(b.bottleneck_s)} per microbatch, communication it waits for included",
+            "no cut can beat": seconds(b.bottleneck_lower_s),
+            "no step can beat": seconds(b.step_lower_s),
+        }
     text = html.escape("\n".join(cut_reasons(plan, costs)) or "One stage: there is no cut.")
     body = _facts(facts) + f'<h3>Cut by cut</h3><pre class="why" tabindex="0">{text}</pre>'
     return "why", "Why this cut", body + _titled(candidate_table(plan))

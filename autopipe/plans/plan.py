@@ -74,6 +74,14 @@ class Plan(Shown):
         return tuple(s.rank for s in self.stages)
 
     @functools.cached_property
+    def loads_s(self) -> tuple[float, ...]:
+        """By rank, seconds of forward and backward of one microbatch through its stages."""
+        loads = [0.0] * self.n_ranks
+        for stage in self.stages:
+            loads[stage.rank] += stage.seconds
+        return tuple(loads)
+
+    @functools.cached_property
     def stages_of(self) -> Mapping[str, tuple[int, ...]]:
         """The stages that compute each op: one, or several for a clone."""
         out: dict[str, tuple[int, ...]] = {}

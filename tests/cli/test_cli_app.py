@@ -377,6 +377,28 @@ def test_a_plan_is_looked_at_under_another_limit_and_on_other_links(plan_path, t
     assert invoke("simulate", plan_path, "--cluster", tmp_path / "wide.json").exit_code == 3
 
 
+@pytest.mark.parametrize("option", ["--memory", "--cluster"])
+def test_what_was_proved_of_a_plan_is_not_told_of_it_elsewhere(option, plan_path, tmp_path):
+    plan = autopipe.Plan.from_json(plan_path)
+    devices = [dataclasses.replace(d, speed=d.speed / 8) for d in plan.cluster.devices]
+    slow = dataclasses.replace(plan.cluster, devices=tuple(devices))
+    (tmp_path / "slow.json").write_text(json.dumps(slow.to_dict()))
+    other = "64GB" if option == "--memory" else tmp_path / "slow.json"
+    before, after = (
+        json.loads(invoke("explain", plan_path, *given, "--json").stdout)["bounds"]
+        for given in ((), (option, other))
+    )
+    assert before["bottleneck_lower_s"] > 0 == after["bottleneck_lower_s"] == after["step_lower_s"]
+    assert not after["proved"]
+    assert after["gap"] is None
+    assert (after["bottleneck_s"] > 4 * before["bottleneck_s"]) is (option == "--cluster")
+    page = tmp_path / "page.html"
+    assert invoke("report", plan_path, option, other, "--out", page).exit_code == 0
+    text = page.read_text()
+    assert "no bound on the bottleneck" in text
+    assert "no cut can beat" not in text
+
+
 def test_run_trains_and_agrees_with_the_model():
     done = invoke("run", SAMPLE, "--steps", "3", "--lr", "0.1", *ESTIMATED[2:], "--json")
     told = json.loads(done.stdout)
