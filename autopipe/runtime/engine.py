@@ -29,7 +29,7 @@ from .execute.accord import Accord
 from .execute.executor import Clock, Executor, Line
 from .execute.program import pick_schedule, step_program
 from .execute.results import Results
-from .new_inputs import bind, meet, renew
+from .new_inputs import bind, meet, meet_form, renew
 from .options import Options
 from .peak_memory import PeakMemory
 from .reduce.parallel import ReplicaDims, Replicas, replicas_of
@@ -189,6 +189,7 @@ class Engine:
             functools.partial(bind, self),
             self._binds_alike,
             functools.partial(meet, self),
+            functools.partial(meet_form, self),
             functools.partial(renew, self),
             self._check_rows,
         )
@@ -260,6 +261,11 @@ class Engine:
         if not 0 <= source < n_ranks:
             raise InputError(f"feed is {source}; the pipeline's ranks are 0 to {n_ranks - 1}")
         return Feed(source, self.all_stages, self.peers, self.device, self.kinds)
+
+    def note_form(self, capture: Capture, inputs: Mapping[str, Any]) -> None:
+        """Keep what a form was recorded for, until ranks that are fed are told."""
+        if self._feed is not None:
+            self._feed.note(self.kinds.of(capture).number, inputs)
 
     def _connect(self, peers: Peers) -> None:
         """Link this rank with those that it exchanges messages with."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..tracing import Capture
     from .engine import Engine
 
-__all__ = ["bind", "meet", "renew"]
+__all__ = ["bind", "meet", "meet_form", "renew"]
 
 _logger = logging.getLogger(__name__)
 
@@ -83,6 +83,11 @@ def meet(engine: Engine, batch: Batch) -> Batch:
     return dataclasses.replace(batch, is_new=True)
 
 
+def meet_form(engine: Engine, kind: int, inputs: Mapping[str, Any]) -> int:
+    """The number of the form that inputs of a kind ask for; where there is none, of one recorded now."""
+    return _form_of(engine, engine.kinds[kind].capture, inputs)
+
+
 def renew(engine: Engine) -> None:
     """Have stages with all forms that there are."""
     engine.renew(renewed(engine.capture, engine.all_stages))
@@ -111,7 +116,9 @@ def _form_of(engine: Engine, capture: Capture, inputs: Mapping[str, Any]) -> int
     except InputError as refusal:
         _check_recordable(engine, refusal)
     with _recording(engine):
-        return capture.form_met(inputs)
+        number = capture.form_met(inputs)
+    engine.note_form(capture, inputs)
+    return number
 
 
 def _check_recordable(engine: Engine, refusal: InputError) -> None:

@@ -19,7 +19,7 @@ from ...tracing.inputs.free_numbers import plainly_given
 from ..wire.announcement import Announced, Announcement, Form, oddity
 from ..wire.boundary import flatten
 from ..wire.peers import Peers
-from .kinds import Kind, Kinds
+from .kinds import Kinds
 from .microbatch import Batch
 from .weights import Weights
 
@@ -29,17 +29,21 @@ Ways = tuple[tuple[int, ...], tuple[int, ...], bool]
 """A batch's ``forms``, ``of_all`` and ``is_new``."""
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """(positional, keyword arguments) of a batch."""
-Given = tuple[dict[str, Any], Any, int, Weights, Ways, tuple[int, dict[int, Call]]]
+Met = list[tuple[int, Call | dict[str, Any]]]
+"""What the model was recorded on: the number of a kind with a call of it where that is new, or with inputs by
+name that one of its forms is for."""
+Given = tuple[dict[str, Any], Any, int, Weights, Ways, tuple[int, Met]]
 """(inputs by name, target, asked number of microbatches, weight of each and what they counted, the forms that
-are asked for, the kind and, by number, a call of each new one): a tensor that is of no use to this rank is on
-the meta device."""
+are asked for, the kind and what is to be recorded ahead): a tensor that is of no use to this rank is on the
+meta device."""
 
 
 class Header(msgspec.Struct, frozen=True):
     """What the source says of a batch ahead of its tensors, of which a rank is ``sent`` some.
 
     One that ``is_new`` asks for forms that are still to be recorded: every rank gets all of it, and ahead of
-    it a call of each of the ``kinds`` recorded since the last such batch, those of refused batches too.
+    it what else was ``met`` since the last such batch, as :data:`Met` has it: a call of each kind, and inputs
+    of each form that was recorded for a batch that was refused.
     """
 
     names: list[str]
@@ -51,7 +55,7 @@ class Header(msgspec.Struct, frozen=True):
     is_new: bool = False
     of_all: tuple[int, ...] = ()
     kind: int = 0
-    kinds: dict[int, Announced] = {}
+    met: list[tuple[int, Announced]] = []
     fault: str = ""
 
 
@@ -69,6 +73,8 @@ class Feed:
         """All ranks get the inputs that say how a batch of its kind is cut."""
         self.source, self._peers, self._device, self._kinds = source, peers, device, kinds
         self._known = self._recorded()
+        self._met: list[tuple[int, int, dict[str, Any]]] = []
+        self._refused: list[tuple[int, int, dict[str, Any]]] = []
         self._others = [rank for rank in range(peers.n_ranks) if rank != source]
         self.follow(stages)
 
@@ -84,6 +90,11 @@ class Feed:
         """How many kinds there are, and forms by training flag."""
         capture = self._kinds[0].capture
         return len(capture.kinds), {flag: len(forms) for flag, forms in capture.forms.items()}
+
+    def note(self, kind: int, inputs: Mapping[str, Any]) -> None:
+        """A form of a kind was recorded for these inputs; where it was at the source, the others are told."""
+        if self._peers.rank == self.source:
+            self._met.append((kind, len(self._kinds[0].capture.kinds), {**inputs}))
 
     def give(self, batch: Batch, target: Any, n_microbatches: int, weights: Weights) -> None:
         """Send a batch from the source."""
@@ -105,11 +116,10 @@ class Feed:
             accelerator.upload(t, self._device) if x else t for t, x in zip(tensors, leave, strict=True)
         ]
         forms = tuple(map(Form.of, tensors))
-        met = [kind for kind in self._kinds if kind.number >= n_kinds] if is_new else []
-        calls = {kind.number: self._call_of(kind) for kind in met}
+        met = self._laid(n_kinds) if is_new else []
         try:
             told = Announcement(forms, frame).told()
-            kinds = {number: call.told() for number, (call, _) in calls.items()}
+            ahead = [(number, call.told()) for number, call, _ in met]
         except StepError as error:
             raise InputError(
                 f"rank {self.source} cannot feed this batch to the others, since its inputs or its target "
@@ -117,22 +127,24 @@ class Feed:
                 "those, or make the runtime without feed, and pass every rank the batch"
             ) from error
         shares = [float(weight) for weight in weights[0]], weights[1]
-        ways = batch.forms, is_new, batch.of_all, batch.kind, kinds
+        ways = batch.forms, is_new, batch.of_all, batch.kind, ahead
         if is_new:
-            self._known = self._recorded()
-        ahead = [t for _, laid in calls.values() for t in laid]
+            self._known, self._met, self._refused = self._recorded(), [], []
+        first = [t for _, _, laid in met for t in laid]
         laid = [f.to_wire(t) if x else t for f, t, x in zip(forms, tensors, leave, strict=True)]
         leaving = []
         for rank, sent in is_sent.items():
             self._peers.tell(Header(names, told, sent, n_microbatches, shares, *ways), rank)
             own = (t for t, x in zip(laid, sent, strict=True) if x)
-            leaving += [self._peers.group.send(t, rank) for t in (*ahead, *own)]
+            leaving += [self._peers.group.send(t, rank) for t in (*first, *own)]
         for work in leaving:
             self._peers.group.wait(work)
         self._peers.finish_telling()
 
     def refuse(self, fault: str) -> None:
         """Say that there is no batch this time, and why."""
+        self._refused += self._met
+        self._met = []
         for rank in self._others:
             self._peers.tell(Header([], Announced([], None, ()), [], 0, ([], 0.0), (), fault=fault), rank)
         self._peers.finish_telling()
@@ -148,7 +160,7 @@ class Feed:
         if header.fault:
             peers.position.waits_for = -1
             raise InputError(header.fault)
-        calls = {number: self._call(Announcement.heard(told)) for number, told in header.kinds.items()}
+        met = [(number, self._heard(Announcement.heard(told))) for number, told in header.met]
         told = Announcement.heard(header.told)
         tensors = []
         for form, is_sent in zip(told.tensors, header.sent, strict=True):
@@ -160,20 +172,29 @@ class Feed:
         *values, target = tensors if told.frame is None else told.frame.fill(tensors)
         inputs = dict(zip(header.names, values, strict=True))
         ways = header.forms, header.of_all, header.is_new
-        return inputs, target, header.n_microbatches, header.weights, ways, (header.kind, calls)
+        return inputs, target, header.n_microbatches, header.weights, ways, (header.kind, met)
 
-    def _call_of(self, kind: Kind) -> tuple[Announcement, list[Tensor]]:
-        """The call that a kind was recorded with, to be told and sent."""
-        tensors, frame = flatten(plainly_given(kind.capture.example))
-        here = [accelerator.upload(t.detach(), self._device) for t in tensors]
-        call = Announcement(tuple(map(Form.of, here)), frame)
-        return call, [form.to_wire(t) for form, t in zip(call.tensors, here, strict=True)]
+    def _laid(self, n_kinds: int) -> list[tuple[int, Announcement, list[Tensor]]]:
+        """What was recorded since there were ``n_kinds``, in its order, to be told and sent."""
+        new = [kind for kind in self._kinds if kind.number >= n_kinds]
+        calls = [(kind.number, kind.number, plainly_given(kind.capture.example)) for kind in new]
+        forms = [(n - 0.5, number, [inputs]) for number, n, inputs in self._refused]
+        found = []
+        for _, number, given in sorted([*forms, *calls], key=lambda one: one[0]):
+            tensors, frame = flatten(given)
+            here = [accelerator.upload(t.detach(), self._device) for t in tensors]
+            told = Announcement(tuple(map(Form.of, here)), frame)
+            found.append((number, told, [f.to_wire(t) for f, t in zip(told.tensors, here, strict=True)]))
+        return found
 
-    def _call(self, told: Announcement) -> Call:
-        """A call of a new kind."""
-        assert told.frame is not None  # arguments are no tensor
-        args, kwargs = told.frame.fill([self._receive(form) for form in told.tensors])
-        return tuple(args), kwargs
+    def _heard(self, told: Announcement) -> Call | dict[str, Any]:
+        """A call of a new kind, or inputs that a form is for."""
+        assert told.frame is not None  # neither is a tensor
+        found = told.frame.fill([self._receive(form) for form in told.tensors])
+        if len(found) == 1:
+            inputs: dict[str, Any] = found[0]
+            return inputs
+        return tuple(found[0]), found[1]
 
     def _receive(self, form: Form) -> Tensor:
         laid = form.empty(self._device)

@@ -102,10 +102,12 @@ class Intake:
         bind: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Kind, dict[str, Any]]],
         binds_alike: Callable[[], bool],
         meet: Callable[[Batch], Batch],
+        meet_form: Callable[[int, Mapping[str, Any]], int],
         renew: Callable[[], None],
         check_rows: Callable[[Batch, bool], None],
     ) -> None:
-        """``bind`` gives a call's kind and its inputs by name, ``meet`` a batch the forms that it asks for.
+        """``bind`` gives a call's kind and its inputs by name, ``meet`` a batch the forms that it asks for,
+        ``meet_form`` the number of that which inputs of a kind ask for: either records what there is not.
 
         ``binds_alike`` begins a call as ``bind`` does, and tells whether that would name its inputs as it
         did in the last call of the same form. ``renew`` has stages run forms that are new, once every rank
@@ -113,6 +115,7 @@ class Intake:
         microbatches are not what it is, with a backward or without.
         """
         self._bind, self._binds_alike, self._meet, self._renew = bind, binds_alike, meet, renew
+        self._meet_form = meet_form
         self._check_rows = check_rows
         self._last: _Known | None = None
         self._capture, self._options, self._device = capture, options, device
@@ -242,14 +245,17 @@ class Intake:
 
     def _fed(self, feed: Feed, request: Request) -> WeightedBatch:
         # heard also where it is refused, or what is heard next would be this
-        leaves, target, n, (weights, counted), (forms, of_all, is_new), (number, calls) = feed.take()
+        leaves, target, n, (weights, counted), (forms, of_all, is_new), (number, met) = feed.take()
         if request.args or request.kwargs or request.target is not None:
             raise InputError(
                 f"rank {self._rank} was given inputs, but only rank {feed.source} feeds this pipeline; call "
                 "step() without any here, or make the runtime without feed"
             )
-        for there, (args, kwargs) in calls.items():
-            self._check_alike(feed, "kind", self._bind(args, kwargs)[0].number, there)
+        for there, given in met:
+            if isinstance(given, dict):
+                self._meet_form(there, given)
+            else:
+                self._check_alike(feed, "kind", self._bind(*given)[0].number, there)
         batch = self._split(self._kinds[number], leaves, target, n, is_weighed=self._is_weighed)
         if is_new:
             self._check_alike(feed, "forms", [*self._meet(batch).forms], [*forms])

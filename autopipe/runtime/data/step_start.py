@@ -66,6 +66,7 @@ def _intake(capture: Capture, n_microbatches: int) -> Intake:
     meet = functools.partial(with_forms, capture=capture)
     intake = Intake(
         capture, options, kinds, None, None, (stage,), capture.device, bind, binds_alike, meet,
+        meet_form=lambda kind, inputs: capture.form_of(inputs),
         renew=lambda: None, check_rows=lambda batch, has_backward: None,
     )  # fmt: skip
     intake.follow((stage,), (stage,))
