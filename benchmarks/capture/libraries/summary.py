@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
+
+from benchmarks.capture.summary import placeless
 
 from .walk import ASKED, outcome
 
@@ -112,5 +113,5 @@ def _rounding(names: list[str]) -> list[str]:
 
 
 def _short(found: Mapping[str, Any]) -> str:
-    words = re.sub(r"(?:/[\w.+-]+)+/", "", _problem(found).replace("|", "/"))
+    words = placeless(_problem(found).replace("|", "/"))
     return words if len(words) <= 200 else words[:197] + "..."
