@@ -87,6 +87,9 @@ class MixedRows:
         if found.by_call and self._model.training and not self._warned:
             self._warned = True
             _logger.warning("%s: %s", name, found.said_by_call)
+        if found.untold and not self._warned:
+            self._warned = True
+            _logger.warning("%s: %s", name, found.said_untold)
 
 
 @torch.enable_grad()

@@ -33,6 +33,7 @@ _logger = logging.getLogger("autopipe")
 Chosen = Callable[[Mapping[str, torch.Tensor]], int | None]
 """The number of the form that inputs ask for."""
 
+_DENSE = torch.strided, torch.jagged
 _OF_INPUTS = Depends.INPUT | Depends.SHAPE
 
 
@@ -45,10 +46,12 @@ def with_rows_of_the_example(
 ) -> Variation:
     """The variation of the example's forms, by training flag, with what mixes rows and the tail behind it.
 
-    What is ``known`` of another capture of the model is not asked again.
+    What is ``known`` of another capture of the model is not asked again. Sparse tensors are asked about as
+    dense ones: only these are cut into rows.
     """
     takes = variation.takes_rows
     dims, given = apart(variation.dims, given)
+    given = {name: t if t.layout in _DENSE else t.to_dense() for name, t in given.items()}
     loose = dataclasses.replace(variation, dims=dims)
     dim, told = batch_dim(dims), (forms, given, dims, variation.shapes, session.device)
     own = None if dim is None else OwnBackwards(session.code, dim, variation.shapes)

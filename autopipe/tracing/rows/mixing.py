@@ -19,12 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...arguments import brief
 from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.labels import can_be_counted, label_options
 from ..code.own_code import OwnCode
 from ..sizes.rerun import replay
+from ..sizes.trials import first_line
 from ..sizes.variation import Mixing
 from ..state.state import seed
 from .backwards import OwnBackwards
@@ -75,6 +77,7 @@ def mixing(
     sums: list[bool] = []
     elsewhere, own = False, own or OwnBackwards(code, dim, shapes)
     beyond: list[tuple[int, str]] = []
+    untold = ""
     evaluated = Evaluated(code, forms[False]) if forms.get(True) is forms[False] else None
     for training in sorted(forms):
         form, begin = forms[training], functools.partial(start, training)
@@ -91,7 +94,7 @@ def mixing(
         told = (model, form, given, dim, device, begin)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            is_sure, seen = False, None
+            is_sure, seen, failed = False, None, ""
             for alone in (True, False) if takes(2) and dim.example > 2 else (False,):
                 is_longer = dim.example > 2 and not alone
                 try:
@@ -109,12 +112,15 @@ def mixing(
                     break
                 except Exception as error:
                     # any Python of the model, on rows it may not take: inputs may point to rows
-                    _logger.debug("rows could not be told apart: %s", error)
+                    failed = brief(first_line(error))
+                    _logger.debug("rows could not be told apart: %s", failed)
             if not (training or is_sure or found[False]) and any(map(_may_point, given.values())):
                 are_rows = functools.partial(axes, dim=dim, shapes=shapes)
                 fault = fault_in_pieces(*told, takes=takes, rows_of=are_rows, is_close=is_close)
                 if fault:
                     return Mixing(fault, points=True)
+                failed = ""
+            untold = untold or (failed if seen is None else "")
             if not (is_sure or found[training]):
                 found[training] = if_told(by_order, model, form, given, dim, shapes, device, begin)
             if not found[training]:
@@ -134,6 +140,7 @@ def mixing(
         is_asked=bool(sums),
         elsewhere=elsewhere,
         beyond=min(beyond, default=None),
+        untold="" if found[False] else untold,
     )
 
 

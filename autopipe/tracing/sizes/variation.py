@@ -36,7 +36,8 @@ class Mixing:
     a training forward leaves otherwise when it is called on the rows in two batches, where nothing else is
     to be said of them. ``carried`` says what it leaves for the next call, which goes by it. ``one_row`` says
     what drops the axis of rows where there is one, or fails there: microbatches then have two or more.
-    ``beyond``: how many rows nothing mixes, where something mixes more of them, and what.
+    ``beyond``: how many rows nothing mixes, where something mixes more of them, and what. ``untold`` says why
+    it could not be told whether rows depend on one another.
     """
 
     always: str = ""
@@ -51,6 +52,18 @@ class Mixing:
     elsewhere: bool = False
     one_row: str = ""
     beyond: tuple[int, str] | None = None
+    untold: str = ""
+
+    @property
+    def said_untold(self) -> str:
+        """What ``untold`` means for a step, in words; empty where rows were told apart."""
+        if not self.untold:
+            return ""
+        return (
+            "whether the rows of a batch depend on one another could not be told, as the model fails on "
+            f"others ({self.untold}); where they do, microbatches do not give what the batch gives: "
+            "pipe.verify() compares them, and n_microbatches=1 takes the batch whole"
+        )
 
     @property
     def said_by_call(self) -> str:
