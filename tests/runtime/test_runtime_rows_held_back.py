@@ -23,6 +23,17 @@ class Held(nn.Module):
         return self.loss(self.c(self.middle(self.b(self.a(x).tanh()))), y)
 
 
+class HeldWithRows(Held):
+    """Gives its rows beside the loss: both are made of the same values."""
+
+    def forward(self, x, y):
+        made = self.c(self.middle(self.b(self.a(x).tanh())))
+        return {"loss": self.loss(made, y), "made": made.tanh()}
+
+
+KINDS = pytest.mark.parametrize("kind", [Held, HeldWithRows])
+
+
 def over_itself(y, target):
     loss = F.mse_loss(y, target)
     return loss / loss.detach()
@@ -79,7 +90,8 @@ def steps_as_the_model(make, *, sizes=(6, 6, 5)):
     runtime = pipe.runtime()
     for x, y in batches:
         runtime.step(x, y)
-        plain(x, y).backward()
+        given = plain(x, y)
+        (given["loss"] if isinstance(given, dict) else given).backward()
         for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad)
         plain.zero_grad()
@@ -87,13 +99,15 @@ def steps_as_the_model(make, *, sizes=(6, 6, 5)):
     return pipe
 
 
+@KINDS
 @pytest.mark.parametrize("loss", [over_itself, by_numbers, as_large, Weighed(), WeighedAside()])
-def test_a_loss_by_what_it_holds_back_of_all_rows_has_the_whole_batch(loss):
-    assert steps_as_the_model(lambda: Held(loss=loss)).graph.variation.tail.ops
+def test_a_loss_by_what_it_holds_back_of_all_rows_has_the_whole_batch(loss, kind):
+    assert steps_as_the_model(lambda: kind(loss=loss)).graph.variation.tail.ops
 
 
-def test_gradients_held_back_row_by_row_are_no_mixing():
-    assert not steps_as_the_model(lambda: Held(loss=Apart())).graph.variation.mixing.always
+@KINDS
+def test_gradients_held_back_row_by_row_are_no_mixing(kind):
+    assert not steps_as_the_model(lambda: kind(loss=Apart())).graph.variation.mixing.always
 
 
 class Centred(nn.Module):
@@ -131,18 +145,20 @@ def cut(h):
     return torch.cat([h[:20], h[20:].detach()])
 
 
+@KINDS
 @pytest.mark.parametrize("hold", [beyond, without_grad, scaled, cut])
-def test_layers_that_hold_back_gradients_from_so_many_rows_on_are_refused(hold):
+def test_layers_that_hold_back_gradients_from_so_many_rows_on_are_refused(hold, kind):
     x = torch.randn(8, 4, dtype=torch.float64)
-    model = Held(FewAlone(hold)).double()
+    model = kind(FewAlone(hold)).double()
     pipe = autopipe.split(model, 2, (x, x), costs="estimated", n_microbatches=2)
     with pytest.raises(InputError, match="hang on how many rows there are"):
         pipe.runtime().step(x, x)
 
 
-def test_layers_whose_gradients_alone_mix_rows_are_refused():
+@KINDS
+def test_layers_whose_gradients_alone_mix_rows_are_refused(kind):
     x = torch.randn(8, 4, dtype=torch.float64)
-    pipe = autopipe.split(Held(Centred()).double(), 2, (x, x), costs="estimated", n_microbatches=2)
+    pipe = autopipe.split(kind(Centred()).double(), 2, (x, x), costs="estimated", n_microbatches=2)
     with pytest.raises(InputError, match=r"gradients of .* are not those of each row"):
         pipe.runtime().step(x, x)
 
@@ -156,6 +172,14 @@ class Open(Held):
 
     def forward(self, x, y):
         return self.loss(self.c(self.run(self, x)), y)
+
+
+class OpenWithRows(Open):
+    """Gives its rows beside the loss."""
+
+    def forward(self, x, y):
+        made = self.c(self.run(self, x))
+        return {"loss": self.loss(made, y), "made": made.tanh()}
 
 
 def few_alone(model, x):
@@ -186,10 +210,11 @@ def unlike(n):
     return x
 
 
+@pytest.mark.parametrize("kind", [Open, OpenWithRows])
 @pytest.mark.parametrize("asked", [few_alone, few_with_grad, large_alone])
-def test_open_code_that_holds_gradients_back_by_a_question_about_all_rows_is_refused(asked):
+def test_open_code_that_holds_gradients_back_by_a_question_about_all_rows_is_refused(asked, kind):
     x, more = unlike(8) / 2, unlike(24)
-    pipe = autopipe.split(Open(asked).double(), 2, (x, x), costs="estimated", n_microbatches=3)
+    pipe = autopipe.split(kind(asked).double(), 2, (x, x), costs="estimated", n_microbatches=3)
     with pytest.raises(InputError, match="which changes gradients"):
         pipe.runtime().step(more, more)
 

@@ -19,7 +19,7 @@ from ..runs.session import Session
 from ..sizes.dims import axis_of
 from ..sizes.variation import Mixing, Tail, Variation
 from .backwards import OwnBackwards, mixed_in_backward
-from .held_back import holds_back, mixed_in_gradients
+from .held_back import RowGradients, holds_back
 from .mixing import mixing, rows_of
 from .one_row import fault_in_one_row
 from .other_answers import FormPairs, two_rows
@@ -113,7 +113,7 @@ def _held_back_ahead(
     start = functools.partial(session.start, form.training)
     run = rows_of(session.model, form, given, dim, session.device, start, alone=variation.takes_rows(2))
     try:
-        return bool(mixed_in_gradients(session.model, run, taken, (), dim, variation.shapes, more))
+        return bool(RowGradients(session.model, run, taken, tuple, dim, variation.shapes).fault(more))
     except Exception as error:  # any Python of the model, on rows it may not take
         _logger.debug("gradients ahead of a tail could not be told apart: %s", error)
         return False

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, device, dtype
@@ -23,7 +23,7 @@ from ..code.own_code import OwnCode
 from .among_many import Met, rows_met
 from .class_weights import by_class_weights
 from .data_dependent import Reading, Turn, Turned, Watch, alike, deciding, numbers_apart, reading, scales
-from .held_back import holds_back, mixed_in_gradients
+from .held_back import RowGradients, holds_back
 from .inner_numbers import Around, numbers_elsewhere
 from .many_rows import untold_alone
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ
@@ -91,9 +91,9 @@ def _questions(asked: Asked, far: dict[int, str]) -> Iterator[tuple[Callable[[],
         )
     is_more = is_sure and asked.takes(2 * _MANY)
     watch = Watch(model, form, 2 * _MANY if is_more else 2 if is_sure else dim.example)
-    in_gradients = functools.partial(_in_gradients, asked) if holds_back(asked.code, form) else None
+    in_gradients = _row_gradients(asked)
     if in_gradients is not None:
-        yield functools.partial(in_gradients, [_MANY] if is_more else ()), False
+        yield functools.partial(in_gradients.fault, [_MANY] if is_more else ()), False
     others = of_other_weights(given, dim), told_otherwise(given, dim), unlike(model, form, given, dim, shapes)
     for rows in itertools.chain(*others):
         yield functools.partial(mixed_among, rows), False
@@ -107,7 +107,7 @@ def _questions(asked: Asked, far: dict[int, str]) -> Iterator[tuple[Callable[[],
         if is_untold:
             yield functools.partial(_among_more, results, asked.seen, given, n // 2 + 1, dim, shapes), True
         if in_gradients is not None:
-            yield functools.partial(in_gradients, [n // 2 + 1]), True
+            yield functools.partial(in_gradients.fault, [n // 2 + 1]), True
     evenly, apart_inside = _numbers_elsewhere(asked) if is_sure and watch.may_bend else ([], [])
     for around in apart_inside:
         yield functools.partial(_of_numbers, results, given, around=around), False
@@ -137,13 +137,13 @@ def _questions(asked: Asked, far: dict[int, str]) -> Iterator[tuple[Callable[[],
     asked.code.tables_by_row.update(watch.tables_by_number())
 
 
-def _in_gradients(asked: Asked, more: Sequence[int] = ()) -> str:
-    """What mixes rows in the gradients alone; not asked where noise is drawn."""
-    if asked.seen.is_noisy:
-        return ""
+def _row_gradients(asked: Asked) -> RowGradients | None:
+    """What tells rows apart in the gradients of outputs; None where code holds none back or draws noise."""
+    if asked.seen.is_noisy or not holds_back(asked.code, asked.form):
+        return None
     made = [c for c in asked.form.calls[-1].args[0] if isinstance(c, Call)]
-    run, shares = asked.run(alone=asked.is_sure), asked.seen.known_shares()
-    return mixed_in_gradients(asked.code.model, run, made, shares, asked.dim, asked.shapes, more)
+    run = asked.run(alone=asked.is_sure)
+    return RowGradients(asked.code.model, run, made, asked.seen.known_shares, asked.dim, asked.shapes)
 
 
 def _numbers_of_rows(asked: Asked, watch: Watch, far: dict[int, str]) -> list[tuple[int, bool]]:
