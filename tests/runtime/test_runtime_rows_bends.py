@@ -215,3 +215,33 @@ class OverTokens(nn.Module):
 def test_a_bend_that_no_loss_reaches_is_no_mixing():
     model = Bent(lambda loss, size: loss.clamp(min=0) + size.abs())
     assert captured_mixing(model, torch.randn(4, 4), torch.arange(4) % 3) == Mixing()
+
+
+class Derived(nn.Module):
+    """Takes the derivative of a number of all rows by its input; ``bends`` tells what is cut off."""
+
+    def __init__(self, bends):
+        super().__init__()
+        self.a, self.b, self.bends = nn.Linear(4, 8), nn.Linear(8, 4), bends
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.requires_grad_() if x.is_leaf else x
+            energy = self.b(self.a(x).tanh()).square().sum(1).mean()
+            asked = energy.clamp(max=400) if self.bends == "derivative" else energy
+            (force,) = torch.autograd.grad(asked, x, create_graph=True)
+        loss = energy.clamp(max=400) if self.bends == "loss" else energy
+        return loss + (force * len(x)).square().sum(1).mean()
+
+
+@pytest.mark.parametrize("bends", ["", "loss", "derivative"])
+def test_numbers_that_derivatives_are_taken_of_are_put_where_they_bend(bends):
+    torch.manual_seed(0)
+    model, x = Derived(bends).double(), torch.randn(8, 4, dtype=torch.float64)
+    runtime = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=4).runtime()
+    if bends:
+        with pytest.raises(InputError, match="for two rows that alone give"):
+            runtime.step(x)
+    else:
+        found = runtime.step(x).loss.detach().as_subclass(torch.Tensor)
+        torch.testing.assert_close(found, model(x).detach(), rtol=1e-12, atol=0)

@@ -9,8 +9,8 @@ from torch import nn
 
 import autopipe
 from autopipe.tracing import capture
-from autopipe.tracing.rows import mixing
 from autopipe.tracing.calls.perform import run_call
+from autopipe.tracing.rows import mixing
 from autopipe.tracing.sizes import rerun
 
 D = 4

@@ -23,7 +23,7 @@ from ..calls.call import Call, Depends, Recording
 from ..calls.functions import classify, kind_of_name, plain_name, selects_by_mask, tensors
 from ..calls.named import is_code
 from ..code.leaves import eager, is_atomic
-from .inner_numbers import FAR, LINEAR, Numbers
+from .inner_numbers import FAR, LINEAR, Numbers, in_place_of
 from .results import Rows, is_number
 from .tables import are_alike, are_by_number, held_tables, picked
 from .thresholds import places_beyond
@@ -274,7 +274,7 @@ def _apart(
     if id(call) not in calls:
         return None
     first = known.setdefault(id(call), value.detach().clone())
-    return first * (sum(factors["ab".index(row)] for row in rows) / len(rows))
+    return in_place_of(value, first * (sum(factors["ab".index(row)] for row in rows) / len(rows)))
 
 
 def _uneven(axes: Mapping[int, int], factor: float, rows: str, call: Call, value: Any) -> Any:

@@ -10,13 +10,14 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..calls.functions import classify, tensors
 from .results import EQUAL, Rows, is_close, is_number
 
-__all__ = ["FAR", "LINEAR", "Around", "Numbers", "numbers_elsewhere"]
+__all__ = ["FAR", "LINEAR", "Around", "Numbers", "in_place_of", "numbers_elsewhere"]
 
 Around = Callable[[str], contextlib.AbstractContextManager[Any]]
 """The context that a form runs in for rows such as ``"abb"``."""
@@ -68,6 +69,14 @@ class Numbers(TorchFunctionMode):
         return result
 
 
+@torch.enable_grad()
+def in_place_of(number: Tensor, other: Tensor) -> Tensor:
+    """The ``other`` number with the gradients of the one whose place it takes: code may ask for these."""
+    if not (number.requires_grad and number.isfinite()):
+        return other
+    return other + (number - number.detach())
+
+
 def numbers_elsewhere(run: Rows) -> tuple[list[Around], list[Around]]:
     """What puts all such numbers of a form further from nought, or nearer; and means of rows' far apart.
 
@@ -96,7 +105,9 @@ def numbers_elsewhere(run: Rows) -> tuple[list[Around], list[Around]]:
     def apart(factors: tuple[float, float]) -> Around:
         def around(rows: str) -> Numbers:
             factor = sum(factors["ab".index(row)] for row in rows) / len(rows)
-            return Numbers(lambda place, number: means[place] * factor if place in means else None)
+            return Numbers(
+                lambda place, number: in_place_of(number, means[place] * factor) if place in means else None
+            )
 
         return around
 
