@@ -150,11 +150,6 @@ def stop(*args):
     raise KeyboardInterrupt
 
 
-def unready(job):
-    """A way of filling weights that one rank alone has not."""
-    return lambda module, path: module.reset_parameters() if job.rank != ODD else 1 / 0
-
-
 def on_meta(job, **options):
     """A runtime of a model that each rank fills its stages of."""
     with torch.device("meta"):
@@ -189,7 +184,8 @@ MADE = {
     "run a schedule": (lambda j: j.pipe.runtime(F.mse_loss, schedule=j.of(None, "x")), "schedule is 'x'"),
     "run a changed model": (lambda j: changed(j).runtime(F.mse_loss), "put in, or taken out"),
     "run stopped": (lambda j: j.pipe.runtime(F.mse_loss, autocast=j.of(None, Stops())), "KeyboardInterrupt"),
-    "run without weights": (lambda j: on_meta(j, weights=unready(j)), "ZeroDivision"),
+    # by every rank: which fails first is chance, and a stage that is filled by then does not wait
+    "run without weights": (lambda j: on_meta(j, weights=lambda module, path: 1 / 0), "ZeroDivision"),
 }
 """What one rank alone is refused, or stopped in, before there is a pipeline: each goes on with the next."""
 
