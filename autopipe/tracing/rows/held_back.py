@@ -113,8 +113,10 @@ class RowGradients:
         found: list[dict[tuple[int, int], Tensor]] = [{} for _ in begun]
         for (number, i), tensor in kept.items():
             along = axes(self._calls[number], i, self._dim, self._shapes)
+            if tensor.isnan().any():
+                continue
             for places, made in zip(begun, found, strict=True):
-                if not tensor.isnan().any() and _seed(tensor, along, places) is not None:
+                if _seed(tensor, along, places) is not None:
                     made[number, i] = gradient_of([(tensor, along)], self._weights, places)
         return found
 
