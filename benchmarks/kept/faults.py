@@ -48,7 +48,6 @@ class Ranks:
             port = str(s.getsockname()[1])
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(n_ranks)}
         self.pids = list[int]()
-        self.port = int(port)
         self._stacks = [os.memfd_create(f"stacks of rank {rank}") for rank in range(n_ranks)]
         for rank in range(n_ranks):
             pid = os.fork()

@@ -1,6 +1,9 @@
 """A stranger at the ports of a running job: random bytes at every one, keys set in its store beforehand.
 
 Who knows no key of the job must change nothing: every loss is held against that of a run in one process.
+
+Gloo takes whoever comes first for a rank while it connects, and a job then does not start, so that its ports
+are left alone until all ranks have their pipeline; the store and autopipe's own sockets never are.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ class Met:
 
 def _train(folder: pathlib.Path, n_steps: int) -> None:
     trainer = Trainer(N_RANKS, dtype=torch.float64, stall_limit_s=60.0)
+    (folder / f"connected-{trainer.runtime.rank}").touch()
     with (folder / f"losses-{trainer.runtime.rank}").open("a") as out:
         for n in range(n_steps):
             out.write(f"{json.dumps(trainer.train(1)[0])}\n")
@@ -69,15 +73,26 @@ def meet(n_steps: int, seed: int = 0) -> Met:
     draw, found, seen = random.Random(seed), Met(), set[tuple[int, str | int]]()
     with tempfile.TemporaryDirectory(prefix="autopipe-strangers-") as name:
         folder = pathlib.Path(name)
+        hosted = socket.create_server(("127.0.0.1", 0), backlog=128)  # before the ranks are: nobody takes it
+        port = hosted.getsockname()[1]
         ranks = Ranks(
             N_RANKS,
             lambda: told(lambda: _train(folder, n_steps), folder / f"ended-{os.environ['RANK']}"),
+            MASTER_PORT=str(port),
+            TORCHELASTIC_USE_AGENT_STORE="True",
+            TORCHELASTIC_RESTART_COUNT="0",
         )
         everyone, until_s = range(N_RANKS), time.monotonic() + GIVEN_UP_S
         try:
-            found.n_keys = _preset(ranks.port)
+            store = dist.TCPStore(
+                "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=hosted.detach()
+            )
+            found.n_keys = _preset(store.port)
             while not ranks.has_ended(everyone) and time.monotonic() < until_s:
-                for address in listening(ranks.pids):
+                are_connected = len([*folder.glob("connected-*")]) == N_RANKS
+                for address in listening([os.getpid(), *ranks.pids]):
+                    if not are_connected and address[0] == socket.AF_INET and address[1] != port:
+                        continue
                     seen.add(address)
                     found.n_bytes += _throw(address, draw)
                     found.n_connections += 1
