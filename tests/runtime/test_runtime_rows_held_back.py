@@ -163,6 +163,34 @@ def test_layers_whose_gradients_alone_mix_rows_are_refused(kind):
         pipe.runtime().step(x, x)
 
 
+class HeldWithNumbers(Held):
+    """Gives a mean over all rows, and what these come to."""
+
+    def forward(self, x, y):
+        made = self.c(self.middle(self.b(self.a(x).tanh())))
+        return {"loss": self.loss(made, y), "much": made.square().sum()}
+
+
+@pytest.mark.parametrize("kind", [HeldWithRows, HeldWithNumbers])
+def test_gradients_of_many_rows_are_made_once_where_outputs_are_means_or_rows(kind, monkeypatch):
+    made = []
+    grad = torch.autograd.grad
+
+    def noting(outputs, *told, **how):
+        made.append((len(outputs), n_rows[-1]))
+        return grad(outputs, *told, **how)
+
+    n_rows = []
+    model = kind(loss=Apart()).double()
+    model.a.register_forward_pre_hook(lambda module, given: n_rows.append(len(given[0])))
+    monkeypatch.setattr(torch.autograd, "grad", noting)
+    x = torch.randn(2, 4, dtype=torch.float64)
+    found = autopipe.capture(model, (x, x)).variation.mixing
+    assert not found.always
+    of_many = [n for n, rows in made if rows == 8]
+    assert of_many == ([2] if kind is HeldWithRows else [2, 1, 1])
+
+
 class Open(Held):
     """Holds gradients back in its own forward, by what it is given or how many rows that has."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from typing import Any
 
 import pytest
@@ -26,9 +27,11 @@ class Leaf(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, function: Any) -> None:
+    """Three layers with these functions in turn."""
+
+    def __init__(self, *functions: Any) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Leaf(function) for _ in range(3)])
+        self.layers = nn.ModuleList(map(Leaf, itertools.islice(itertools.cycle(functions), 3)))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -36,7 +39,9 @@ class Net(nn.Module):
         return x
 
 
-def counted(function: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, collections.Counter[int]]:
+def counted(
+    function: Any, monkeypatch: pytest.MonkeyPatch, *others: Any
+) -> tuple[Any, collections.Counter[int]]:
     """A capture, and how often rows were asked about in batches of each size."""
     seen: collections.Counter[int] = collections.Counter()
     replay = mixing.replay
@@ -48,7 +53,7 @@ def counted(function: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, collec
     monkeypatch.setattr(mixing, "replay", noting)
     torch.manual_seed(0)
     closed = [f"layers.{i}" for i in range(3)]
-    return capture(Net(function), (torch.randn(2, 4),), closed=closed).variation.mixing, seen
+    return capture(Net(function, *others), (torch.randn(2, 4),), closed=closed).variation.mixing, seen
 
 
 def limited(x: Tensor) -> Tensor:
@@ -73,6 +78,30 @@ def test_what_many_rows_alone_do_to_one_another_is_found(
     found, seen = counted(function, monkeypatch)
     assert seen[8]
     assert found.always
+
+
+def centred(x: Tensor) -> Tensor:
+    return x - x.detach().amax(1, keepdim=True)
+
+
+def long(x: Tensor) -> Tensor:
+    return x.tanh() if len(x) <= 100 else x.tanh() * 1
+
+
+def long_alone(x: Tensor) -> Tensor:
+    return x if len(x) <= 100 else x.detach()
+
+
+def test_gradients_of_many_rows_are_asked_where_code_that_names_so_many_holds_some_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, seen = counted(long, monkeypatch, centred)
+    assert not found.always
+    assert seen[8]
+    assert max(seen) == 8
+    found, seen = counted(long_alone, monkeypatch, centred)
+    assert "gradients" in found.always
+    assert seen[102]
 
 
 def test_code_that_does_not_run_while_somebody_watches_is_asked_about_without(

@@ -7,8 +7,8 @@ on. Backwards that are not torch's own are left to ``backwards``, what values te
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from ..calls.functions import plain_name, tensors
 from ..code.own_code import OwnCode
 from .results import ALLOWED, Rows, axes, is_close, is_number
 
-__all__ = ["RowGradients", "gradient_of", "holds_back"]
+__all__ = ["RowGradients", "gradient_of", "holds_back", "may_hold_back"]
 
 _HOLDS_BACK = frozenset({
     "__float__", "__int__", "data", "detach", "detach_", "inference_mode", "item", "no_grad",
@@ -31,13 +31,29 @@ _HOLDS_BACK = frozenset({
 
 def holds_back(code: OwnCode, form: Recording) -> bool:
     """Whether some call may take what gradients are not to pass, of values that inputs make."""
-    return any(
+    made = (c for c in form.calls if c.op not in ("placeholder", "get_attr", "output"))
+    return any(may_hold_back(code, call) for call in made if call.depends & Depends.INPUT)
+
+
+def may_hold_back(code: OwnCode, call: Call) -> bool:
+    """Whether a call, or code that it runs, may give values that gradients do not pass."""
+    return (
         (call.op != "call_module" and plain_name(call) in _HOLDS_BACK)
         or (call.region is not None and call.region.grad is False)
         or (code.is_own(call) and not _HOLDS_BACK.isdisjoint(code.names(call)))
-        for call in form.calls
-        if call.depends & Depends.INPUT and call.op not in ("placeholder", "get_attr", "output")
     )
+
+
+_Place = tuple[int, int]
+"""The id of a call, and the place of a tensor that it gives."""
+
+
+class _OfTwo(NamedTuple):
+    """Gradients of rows a and b: of both, and by row where there are rows."""
+
+    both: dict[_Place, Tensor]
+    first: dict[_Place, Tensor]
+    last: dict[_Place, Tensor]
 
 
 class RowGradients:
@@ -58,7 +74,7 @@ class RowGradients:
         dim: Dim,
         shapes: Any,
     ) -> None:
-        self._weights = [p for p in model.parameters() if p.requires_grad]
+        self._weights = [p for p in model.parameters() if p.requires_grad and p.numel()]
         self._calls = {id(call): call for call in calls}
         self._run, self._shares, self._dim, self._shapes = run, shares, dim, shapes
 
@@ -72,59 +88,104 @@ class RowGradients:
         return self._of_two or next(filter(None, map(self._of_more, more)), "")
 
     @functools.cached_property
-    def _beside(self) -> list[dict[tuple[int, int], Tensor]]:
-        """Of both rows, of row a beside b, and of b beside a."""
-        return self._made("ab", (0, -1), (0,), (-1,))
+    def _beside(self) -> _OfTwo:
+        """Of row a beside b, of b beside a, and of both."""
+        made = self._made("ab")
+        both = {at: self._of({at: tensor}, (0, -1)) for at, tensor in made.items()}
+        rows = {at: tensor for at, tensor in made.items() if self._rows(at)}
+        first, last = ({at: self._of({at: t}, (place,)) for at, t in rows.items()} for place in (0, -1))
+        return _OfTwo(both, first, last)
 
     @functools.cached_property
     def _of_two(self) -> str:
         both, first, last = self._beside
-        (aa,), (bb,), shares = self._made("aa", (0,)), self._made("bb", (-1,)), self._shares()
-        for key in both.keys() & aa.keys() & bb.keys():
-            call, a, b = self._calls[key[0]], aa[key], bb[key]
-            if axes(call, key[1], self._dim, self._shapes):
-                is_of_rows = is_close(first[key], a, ALLOWED) and is_close(last[key], b, ALLOWED)
+        aa, bb = (self._alone(rows, place) for rows, place in (("aa", 0), ("bb", -1)))
+        shares = self._shares()
+        for at in both.keys() & aa.keys() & bb.keys():
+            a, b = aa[at], bb[at]
+            if at in first:
+                is_of_rows = is_close(first[at], a, ALLOWED) and is_close(last[at], b, ALLOWED)
             else:
                 means = [s * a + (1 - s) * b for s in shares]
-                is_of_rows = not means or any(is_close(both[key], mean, ALLOWED) for mean in means)
+                is_of_rows = not means or any(is_close(both[at], mean, ALLOWED) for mean in means)
             if not is_of_rows:
-                return f"the gradients of {call_and_place(call)} are not those of each row"
+                return f"the gradients of {call_and_place(self._calls[at[0]])} are not those of each row"
         return ""
+
+    def _alone(self, rows: str, place: int) -> dict[_Place, Tensor]:
+        return {at: self._of({at: tensor}, (place,)) for at, tensor in self._made(rows).items()}
 
     def _of_more(self, times: int) -> str:
-        both, (many,) = self._beside[0], self._made("a" * times + "b" * times, (0, -1))
-        for key in both.keys() & many.keys():
-            call = self._calls[key[0]]
-            factors = (1,) if axes(call, key[1], self._dim, self._shapes) else (1, times)
-            if not any(is_close(many[key], n * both[key], ALLOWED) for n in factors):
-                return f"the gradients of {call_and_place(call)} hang on how many rows there are"
+        made, both = self._made("a" * times + "b" * times), self._beside.both
+        asked = {at: made[at] for at in both if at in made}
+        if self._are_as_of_two(asked, times):
+            return ""
+        for at, tensor in asked.items():
+            many = self._of({at: tensor}, (0, -1))
+            if not any(is_close(many, n * both[at], ALLOWED) for n in self._factors(at, times)):
+                words = f"the gradients of {call_and_place(self._calls[at[0]])}"
+                return f"{words} hang on how many rows there are"
         return ""
 
+    def _are_as_of_two(self, asked: Mapping[_Place, Tensor], times: int) -> bool:
+        """Whether all gradients together, each weighed by its size, are what they are of two rows.
+
+        One backward tells, within as little as each may be off alone. False where it does not, as where one
+        number is a mean of rows and another a sum.
+        """
+        both = {at: self._beside.both[at] for at in asked}
+        kinds = {gradient.dtype for gradient in both.values()}
+        if len(kinds) != 1 or not kinds <= ALLOWED.keys():
+            return False
+        scales = [1 / (float(gradient.abs().max()) or 1.0) for gradient in both.values()]
+        many = self._of(asked, (0, -1), scales)
+        level = {kind: ALLOWED[kind] / len(asked) for kind in kinds}
+        for k in (0, -1):
+            each = zip(scales, both.items(), strict=True)
+            expected = sum(
+                (scale * self._factors(at, times)[k] * gradient for scale, (at, gradient) in each),
+                torch.zeros_like(many),
+            )
+            if is_close(many, expected, level):
+                return True
+        return False
+
+    def _factors(self, at: _Place, times: int) -> tuple[int, ...]:
+        """What gradients may be multiplied by where rows come so many times: a number may be their sum."""
+        return (1,) if self._rows(at) else (1, times)
+
+    def _rows(self, at: _Place) -> list[int]:
+        return axes(self._calls[at[0]], at[1], self._dim, self._shapes)
+
+    def _of(
+        self, made: Mapping[_Place, Tensor], places: Sequence[int], scales: Sequence[float] | None = None
+    ) -> Tensor:
+        """All weights' gradients of numbers, and of rows in some places."""
+        begun = [(tensor, self._rows(at)) for at, tensor in made.items()]
+        with torch.enable_grad():
+            return gradient_of(begun, self._weights, places, scales)
+
     @torch.enable_grad()
-    def _made(self, rows: str, *begun: Sequence[int]) -> list[dict[tuple[int, int], Tensor]]:
-        """Of one run, all weights' gradients of each call's tensors, for each of the places they begin in."""
-        kept: dict[tuple[int, int], Tensor] = {}
+    def _made(self, rows: str) -> dict[_Place, Tensor]:
+        """What the calls make in one run that gradients may begin in: rows, and numbers."""
+        kept: dict[_Place, Tensor] = {}
 
         def look(call: Call, value: Any) -> None:
             if id(call) in self._calls:
                 kept.update(((id(call), i), tensor) for i, tensor in enumerate(tensors(value)))
 
         self._run(rows, look)
-        found: list[dict[tuple[int, int], Tensor]] = [{} for _ in begun]
-        for (number, i), tensor in kept.items():
-            along = axes(self._calls[number], i, self._dim, self._shapes)
-            if tensor.isnan().any():
-                continue
-            for places, made in zip(begun, found, strict=True):
-                if _seed(tensor, along, places) is not None:
-                    made[number, i] = gradient_of([(tensor, along)], self._weights, places)
-        return found
+        begin = ((at, t) for at, t in kept.items() if _may_begin(t, self._rows(at)))
+        return {at: t for at, t in begin if not t.isnan().any()}
 
 
-def _seed(value: Tensor, rows: Sequence[int], places: Sequence[int]) -> Tensor | None:
-    """The gradient to begin with: at a number, or at the rows in some places; None at anything else."""
-    if not value.is_floating_point() or not (rows or is_number(value)):
-        return None
+def _may_begin(value: Tensor, rows: Sequence[int]) -> bool:
+    """Whether gradients may begin at a tensor: a number, or one with rows."""
+    return value.is_floating_point() and (bool(rows) or is_number(value))
+
+
+def _seed(value: Tensor, rows: Sequence[int], places: Sequence[int]) -> Tensor:
+    """The gradient to begin with: at a number, or at the rows in some places."""
     if not rows:
         return torch.ones_like(value)
     seed = torch.zeros_like(value)
@@ -135,17 +196,23 @@ def _seed(value: Tensor, rows: Sequence[int], places: Sequence[int]) -> Tensor |
 
 
 def gradient_of(
-    made: Sequence[tuple[Tensor, Sequence[int]]], weights: Sequence[Tensor], places: Sequence[int] = (0, -1)
+    made: Sequence[tuple[Tensor, Sequence[int]]],
+    weights: Sequence[Tensor],
+    places: Sequence[int] = (0, -1),
+    scales: Sequence[float] | None = None,
 ) -> Tensor:
     """The gradients of all weights, as one row of numbers of the narrowest type among them.
 
-    They begin at numbers, and in some ``places`` of tensors that come with the axes of their rows.
+    They begin at numbers, and in some ``places`` of tensors that come with the axes of their rows, of one as
+    large as it is of the ``scales``, or 1.
     """
-    seeds = [(t, s) for t, rows in made if t.requires_grad and (s := _seed(t, rows, places)) is not None]
+    sized = zip(made, scales or [1.0] * len(made), strict=True)
+    begun = ((t, rows, scale) for (t, rows), scale in sized if t.requires_grad and _may_begin(t, rows))
+    seeds = [(t, _seed(t, rows, places) * scale) for t, rows, scale in begun]
     found: Sequence[Tensor | None] = [None] * len(weights)
     if seeds and weights:
-        values, begun = zip(*seeds, strict=True)
-        found = torch.autograd.grad(values, weights, begun, retain_graph=True, allow_unused=True)
+        values, starts = zip(*seeds, strict=True)
+        found = torch.autograd.grad(values, weights, starts, retain_graph=True, allow_unused=True)
     least = min((t.dtype for t in (*(t for t, _ in seeds), *weights)), key=lambda dtype: dtype.itemsize)
     each = (torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True))
     return torch.cat([(g if g.layout is torch.strided else g.to_dense()).flatten().to(least) for g in each])

@@ -23,7 +23,7 @@ from ..code.own_code import OwnCode
 from .among_many import Met, rows_met
 from .class_weights import by_class_weights
 from .data_dependent import Reading, Turn, Turned, Watch, alike, deciding, numbers_apart, reading, scales
-from .held_back import RowGradients, holds_back
+from .held_back import RowGradients, holds_back, may_hold_back
 from .inner_numbers import Around, numbers_elsewhere
 from .many_rows import untold_alone
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ
@@ -103,10 +103,12 @@ def _questions(asked: Asked, far: dict[int, str]) -> Iterator[tuple[Callable[[],
     if is_more:
         # what two rows do not come near to, as a largest norm, more of them may pass
         yield functools.partial(_of_more, results, asked.seen, given, dim, shapes, watch), False
-    for n, is_untold in _numbers_of_rows(asked, watch, far) if is_more and not asked.seen.is_noisy else ():
+    for n, is_untold, is_held in (
+        _numbers_of_rows(asked, watch, far) if is_more and not asked.seen.is_noisy else ()
+    ):
         if is_untold:
             yield functools.partial(_among_more, results, asked.seen, given, n // 2 + 1, dim, shapes), True
-        if in_gradients is not None:
+        if in_gradients is not None and is_held:
             yield functools.partial(in_gradients.fault, [n // 2 + 1]), True
     evenly, apart_inside = _numbers_elsewhere(asked) if is_sure and watch.may_bend else ([], [])
     for around in apart_inside:
@@ -146,10 +148,11 @@ def _row_gradients(asked: Asked) -> RowGradients | None:
     return RowGradients(asked.code.model, run, made, asked.seen.known_shares, asked.dim, asked.shapes)
 
 
-def _numbers_of_rows(asked: Asked, watch: Watch, far: dict[int, str]) -> list[tuple[int, bool]]:
-    """How many rows code may go by, more than many, from small to large; each with whether that is untold.
+def _numbers_of_rows(asked: Asked, watch: Watch, far: dict[int, str]) -> list[tuple[int, bool, bool]]:
+    """How many rows code may go by, more than many, from small to large; each with what is to be asked.
 
-    It is told where only code in calls names the number, and each of these goes by rows alone there.
+    First whether values are untold: they are told where only code in calls names the number, and each of
+    these goes by rows alone there. Then whether gradients are, as where one of these holds some back.
     """
     form, dim, shapes, least = asked.form, asked.dim, asked.shapes, 2 * _MANY
     met, most = _met(asked, least), max(MOST, _most_rows(asked))
@@ -171,7 +174,9 @@ def _numbers_of_rows(asked: Asked, watch: Watch, far: dict[int, str]) -> list[tu
         # any Python of the model, on rows it may not take
         _logger.debug("calls could not be asked alone: %s", error)
         untold = numbers
-    return [(n, n in in_open | untold) for n in sorted(in_open | numbers)]
+    untold |= in_open
+    held = untold.union(*(found for call, found in limits.items() if may_hold_back(asked.code, call)))
+    return [(n, n in untold, n in held) for n in sorted(in_open | numbers)]
 
 
 def _most_rows(asked: Asked) -> int:
