@@ -62,9 +62,9 @@ def test_no_assignment_has_a_step_under_the_bound(schedule, n_microbatches):
 
 def test_the_bound_of_a_line_has_its_fill_and_drain():
     """Equal work on each of four ranks: a step is at least M + 1.5 or so of its parts, not M."""
-    work = Work(4.0, 1.0, 4 / 3, 4.0, 0.0)
+    work = Work(4.0, 8 / 3, 1.0, 4 / 3, 4.0, 0.0)
     fair, lined = (
-        least_step_s(work, [1.0] * 4, 8, in_line=way, split=False, in_turn=False) for way in (False, True)
+        least_step_s(work, [1.0] * 4, 8, in_line=way, split=False, line=None) for way in (False, True)
     )
     assert fair == pytest.approx(8.0, rel=1e-5)
     assert 9.0 < lined < 11.0

@@ -16,8 +16,8 @@ from ...errors import InfeasibleError, InputError
 from ...hardware import MOST_RANKS, Cluster
 from ...schedule import BREADTH_FIRST, COST_AWARE, MOST_LISTED, NAMES, SPLIT, build, placement
 from ..definition.problem import Problem
-from ..proof.memory import least_total_in_room
-from ..proof.step import PRECISE, least_in_turn_s, least_step_s, least_work_ns
+from ..proof.memory import least_sum_in_room
+from ..proof.step import PRECISE, Line, least_step_s, least_work_ns
 from .baselines import Weigh
 from .formulate import formulate, largest_cut
 from .source import Source
@@ -96,23 +96,24 @@ class Case:
     def least_step_s(self) -> float:
         """What no plan of this case can beat."""
         devices = self.source.cluster.devices
-        in_line, split = self.n_stages == len(devices), self.schedule in (*SPLIT, COST_AWARE)
         least_s = least_step_s(
             self.source.work,
             [d.speed for d in devices],
             self.n_microbatches,
-            in_line=in_line,
-            split=split,
-            in_turn=self.is_in_turn,
+            in_line=self.n_stages == len(devices),
+            split=self.schedule in (*SPLIT, COST_AWARE),
+            line=self.line,
         )
         return least_s * self._pace
 
     @property
-    def is_in_turn(self) -> bool:
-        """Whether alike ranks with a stage each take more microbatches than there are of them in turn."""
+    def line(self) -> Line | None:
+        """The order that ranks keep, where it is known, they are alike, and each has a stage."""
         devices = self.source.cluster.devices
-        is_line = self.schedule == IN_TURN and self.n_stages == len(devices) < self.n_microbatches
-        return is_line and len({d.speed for d in devices}) == 1
+        is_known = self.schedule in (IN_TURN, BREADTH_FIRST[IN_TURN])
+        if not is_known or self.n_stages != len(devices) or len({d.speed for d in devices}) > 1:
+            return None
+        return Line(len(devices), self.n_microbatches, self.schedule == IN_TURN)
 
     @property
     def _pace(self) -> float:
@@ -121,15 +122,16 @@ class Case:
 
     def least_step_in_room_s(self, problem: Problem, lower_ns: int, deadline: float) -> float:
         """The same, with what memory has computed again, where no bottleneck is under ``lower_ns``."""
-        if not self.is_in_turn:
+        line, work = self.line, self.source.work
+        if line is None:
             return self.least_step_s
         speed = self.source.cluster.devices[0].speed
-        least_s = least_in_turn_s(
-            least_total_in_room(problem, deadline) / 1e9,
+        least_s = line.least_s(
+            least_sum_in_room(problem, [[1.0] * line.n_ranks], deadline) / 1e9,
+            work.longer_s / speed,
             least_work_ns(problem, lower_ns) / 1e9,
-            self.source.work.aside_s / speed,
-            self.n_stages,
-            self.n_microbatches,
+            work.aside_s / speed,
+            least_sum_in_room(problem, line.sums(), deadline) / 1e9,
         )
         return max(self.least_step_s, least_s * (1 - PRECISE) * self._pace)
 

@@ -28,7 +28,7 @@ def work_of(
     """The work of ops that are not clones; ``copied`` values, which may be made again, are off all paths."""
     forward = dict.fromkeys((op.name for op in graph.ops), 0.0)
     both, came_from = dict(forward), dict[str, str]()
-    dearest = total = 0.0
+    dearest = total = forwards = 0.0
     takes = inputs_of(graph)
     for op in graph.compute:
         cost = costs[op.name]
@@ -36,7 +36,8 @@ def work_of(
         if op.name in clones:
             own_path = 0.0
         else:
-            total, dearest, own_path = total + own, max(dearest, own), cost.forward_s
+            total, forwards = total + own, forwards + cost.forward_s
+            dearest, own_path = max(dearest, own), cost.forward_s
         if op.name in copied:
             continue
         forward[op.name] = own_path + max((forward[u] for u in takes[op.name]), default=0.0)
@@ -55,7 +56,8 @@ def work_of(
         if op.name not in clones:
             own_s[op.name] = once_s + costs[op.name].backward_s * training
     aside_s = anywhere_s + _aside_s(graph, takes, path[::-1], own_s)
-    return Work(total, dearest, max(forward.values(), default=0.0), max(both.values(), default=0.0), aside_s)
+    longest_s, longest_both_s = (max(ways.values(), default=0.0) for ways in (forward, both))
+    return Work(total, max(forwards, total - forwards), dearest, longest_s, longest_both_s, aside_s)
 
 
 def _aside_s(

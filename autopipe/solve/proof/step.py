@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ..definition.problem import Problem
 
-__all__ = ["PRECISE", "Work", "least_in_turn_s", "least_step_s", "least_work_ns"]
+__all__ = ["PRECISE", "Line", "Work", "least_step_s", "least_work_ns"]
 
 PRECISE = 1e-6
 """Times are rounded to nanoseconds per op, so a bound of their sums is taken so much lower."""
@@ -22,19 +22,83 @@ PRECISE = 1e-6
 class Work:
     """Seconds per microbatch at speed 1: of all ops, of the dearest, and along the longest paths of data.
 
-    ``forward_path_s`` counts forwards, ``path_s`` forwards and backwards of ops that gradients reach.
-    ``aside_s`` is the most that a stage holds which has no op of the latter path.
+    ``longer_s`` is that of all forwards or of all backwards, whichever is longer. ``forward_path_s`` counts
+    forwards, ``path_s`` forwards and backwards of ops that gradients reach. ``aside_s`` is the most that a
+    stage holds which has no op of the latter path.
     """
 
     total_s: float
+    longer_s: float
     dearest_s: float
     forward_path_s: float
     path_s: float
     aside_s: float
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Line:
+    """Alike ranks with a stage each, taking forwards and backwards in turn (1F1B) or forwards first (GPipe).
+
+    Seconds are per microbatch. Let each rank have an op of the path of data, w be a rank's work, P that of
+    those before it, V of those after, T of all, and m the microbatches; M of a step, so that
+
+    - 1F1B: at most k = min(ranks − r, m) microbatches are in flight on rank r. It begins after P's forwards
+      and ends before P's backwards. From the end of its first forward to its first backward, a microbatch
+      passes V both ways, and there are k − 1 forwards to do meanwhile; with k < m, later on, from its last
+      forward to its last backward likewise, with k − 1 backwards. So P + m · w + 2 V − (k − 1) · w ≤ step.
+      With k = m, the last forward passes V both ways after all others, or the first one ahead of all other
+      backwards: T + (m − 1) · (forward or backward of the rank) ≤ step.
+    - GPipe: the last rank ends its forwards after T's and m − 1 of any rank's, and its first backward comes
+      after: T + (m − 1) · w ≤ step.
+
+    A rank without an op of the path holds at most ``aside_s``, and counts as one without work.
+    """
+
+    n_ranks: int
+    n_microbatches: int
+    in_turn: bool
+
+    def sums(self) -> list[list[float]]:
+        """For each rank, what all ranks' works are weighed by in the sum that is at most the step."""
+        n, m = self.n_ranks, self.n_microbatches
+        if not self.in_turn:
+            return [[m if r == x else 1.0 for x in range(n)] for r in range(n)]
+        rows = []
+        for r in range(n):
+            k = min(n - r, m)
+            own, after = (m - k + 1, 2.0) if k < m else (1 + (m - 1) / 2, 1.0)
+            rows.append([1.0] * r + [own] + [after] * (n - r - 1))
+        return rows
+
+    def least_s(
+        self, total_s: float, longer_s: float, fullest_s: float, aside_s: float, in_sums_s: float = 0.0
+    ) -> float:
+        """A bound on the step from all ranks' work, all forwards' or backwards' if longer, and the fullest's.
+
+        ``in_sums_s`` is one on the largest of :meth:`sums`, where every rank has an op of the path.
+
+        1F1B of more microbatches than ranks: on the fullest rank, before which there is at most r · w, the
+        sum is (m − ranks − 1) · w + 2 T at least. Of no more: with D the step less T, the last j ranks hold
+        at most j · D / (m − 1) together, for all j < m by induction from the last, and of forwards and of
+        backwards no rank more than D / (m − 1).
+        """
+        m, n_ranks = self.n_microbatches, self.n_ranks
+
+        def least(n: int) -> float:
+            """Where so many ranks have an op of the path."""
+            lost_s = (n_ranks - n) * aside_s
+            of_path_s = total_s - lost_s
+            if self.in_turn and m <= n_ranks:
+                each_s = max(of_path_s / (2 * n_ranks - m + 1), (longer_s - lost_s) / n_ranks)
+                return of_path_s + (m - 1) * each_s
+            own_s = max(of_path_s / n, fullest_s if n == n_ranks or fullest_s > aside_s else 0.0)
+            return of_path_s + (m - 1) * own_s + self.in_turn * (of_path_s - n_ranks * own_s)
+
+        return max(0.0, min([max(least(n_ranks), in_sums_s), *map(least, range(1, n_ranks))]))
+
+
 def least_step_s(
-    work: Work, speeds: Sequence[float], n_microbatches: int, *, in_line: bool, split: bool, in_turn: bool
+    work: Work, speeds: Sequence[float], n_microbatches: int, *, in_line: bool, split: bool, line: Line | None
 ) -> float:
     """A bound on the step of every plan on ranks of these speeds.
 
@@ -42,7 +106,7 @@ def least_step_s(
     parts before it, and they for its gradient, unless the backward is ``split`` and weight gradients may come
     last: with B for the step and M microbatches, M · work + (parts of the path before) ≤ B on every rank.
     Summed up, the path is at most B · (1 − (1 − 1/M)^ranks), less what the ranks do beside it.
-    ``in_turn``: ranks in line take forwards and backwards in turn, see :func:`least_in_turn_s`.
+    ``line``: what more is known of the order that the ranks keep.
     """
     m, fastest = n_microbatches, max(speeds)
     share = m * work.total_s / sum(speeds)
@@ -50,30 +114,10 @@ def least_step_s(
     least = max(share, m * work.dearest_s / fastest, max(paths) / fastest)
     if in_line and len(set(speeds)) == 1:
         least = max(least, *(_filled_s(work.total_s, path, len(speeds), m) / fastest for path in paths))
-        if in_turn:
-            turns_s = least_in_turn_s(work.total_s, work.dearest_s, work.aside_s, len(speeds), m)
-            least = max(least, turns_s / fastest)
+    if line is not None:
+        in_order_s = line.least_s(work.total_s, work.longer_s, work.dearest_s, work.aside_s)
+        least = max(least, in_order_s / fastest)
     return least * (1 - PRECISE)
-
-
-def least_in_turn_s(total_s: float, fullest_s: float, aside_s: float, n_ranks: int, m: int) -> float:
-    """A bound on the step of m > ranks microbatches under 1F1B on alike ranks in line, at least so full.
-
-    All is per microbatch: the work of all ranks, the fullest rank's, and what one without an op of the path
-    of data holds at most. Let each of n ranks have an op of it, w be a rank's work, P that of the n before
-    it, V of those after. At most k = ranks − r microbatches are in flight on rank r. It begins after P's
-    forwards and ends before P's backwards. From the end of its first forward to its first backward, a
-    microbatch passes V both ways, and there are k − 1 forwards to do meanwhile; from its last forward to its
-    last backward likewise, with k − 1 backwards. So P + m · w + 2 V − (k − 1) · w ≤ step. On the fullest of
-    the n, before which there is at most r · w, that is (m − ranks − 1) · w + 2 (P + w + V) at least.
-    """
-
-    def least(n: int) -> float:
-        of_path_s = total_s - (n_ranks - n) * aside_s
-        own_s = max(of_path_s / n, fullest_s if n == n_ranks or fullest_s > aside_s else 0.0)
-        return (m - n_ranks - 1) * own_s + 2 * of_path_s
-
-    return max(0.0, min(map(least, range(1, n_ranks + 1))))
 
 
 def least_work_ns(problem: Problem, lower_ns: int) -> int:

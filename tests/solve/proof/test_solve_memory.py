@@ -1,10 +1,11 @@
 """What memory leaves is a bound for every assignment, near the optimum where rows of layers run again."""
 
 import dataclasses
+import itertools
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopipe.solve import Block, Item, Problem, Stage, chain
@@ -12,7 +13,8 @@ from autopipe.solve.definition.problem import HUGE
 from autopipe.solve.infeasible import shortage
 from autopipe.solve.proof import memory
 from autopipe.solve.proof.bounds import lower_bound
-from autopipe.solve.proof.memory import least_in_room, part_with_room
+from autopipe.solve.proof.memory import least_in_room, least_sum_in_room, part_with_room
+from autopipe.solve.proof.step import Line
 from benchmarks.solver.exhaustive import exhaustive
 from tests.solve.random_problems import problems
 
@@ -48,6 +50,33 @@ def test_nor_where_ranks_hold_several_stages(problem, shift, limit):
     if best is not None:
         assert has_room(problem)
         assert bound(problem, best[0] + 5) <= best[0]
+
+
+@settings(max_examples=30)
+@given(problems(), st.sampled_from((5, 10, 20, 40)), st.permutations((1, 2, 5)))
+def test_nor_the_sums_of_what_ranks_take(problem, limit, weights):
+    stages = tuple(dataclasses.replace(s, limit_bytes=limit, speed=1.0) for s in problem.stages)
+    problem = dataclasses.replace(problem, stages=stages)
+    n = problem.n_stages
+    sums = [weights[:n], weights[::-1][:n]]
+    least = least_sum_in_room(problem, sums, time.perf_counter() + SOON_S)
+    for stage_of in itertools.product(range(n), repeat=len(problem.items)):
+        loads = problem.loads(stage_of)
+        if problem.is_valid(stage_of) and problem.bottleneck(loads) < HUGE:
+            took = [load.forward_ns + load.backward_ns for load in loads]
+            assert least <= max(sum(w * ns for w, ns in zip(row, took, strict=True)) for row in sums)
+
+
+def test_they_know_which_ranks_have_little_room():
+    """Half of its share on the first rank and more on each later one: the last ones must take the rest."""
+    in_turn = Line(8, 32, in_turn=True).sums()
+    tight, loose = (
+        least_sum_in_room(made, in_turn, time.perf_counter() + SOON_S)
+        for made in (dataclasses.replace(layers(64, 8, limit), recompute="never") for limit in (320, 10_000))
+    )
+    fair = (64 * 30 // 8) * (32 + 8 - 1)
+    assert loose <= fair * (1 + 1e-6)
+    assert tight > 1.1 * fair
 
 
 def layers(n: int, n_stages: int, limit: int) -> Problem:

@@ -16,6 +16,7 @@ from autopipe.solve.definition.answer import Answer
 from autopipe.solve.definition.problem import HUGE
 from autopipe.solve.making.cases import Case
 from autopipe.solve.making.source import Settings, Source
+from autopipe.solve.proof.step import Line
 from autopipe.solve.step import _plan
 from autopipe.solve.stopping import clock_s
 
@@ -71,6 +72,23 @@ def test_no_assignment_of_a_drawn_graph_is_under_the_bound(number):
     settings = Settings(overlap=overlap, recompute=recompute, memory_limit=limits)
     source = Source.of(ops, table, Cluster.uniform(3, link=Link(1e-5, draw.choice((1e8, 1e10)))), settings)
     case = case_of(source, 3, draw.choice((4, 5, 9)))
+    check(case)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("n_microbatches", [1, 2, 3, 4])
+def test_nor_of_few_microbatches_or_with_every_forward_first(schedule, n_microbatches):
+    for number in (0, 3, 176):
+        draw = random.Random(number)
+        ops, table = drawn(draw, 5)
+        limits = (draw.choice((600_000, 1_200_000)),) * 3
+        settings = Settings(overlap=True, recompute="auto", memory_limit=limits)
+        source = Source.of(ops, table, Cluster.uniform(3, link=Link(1e-5, 1e10)), settings)
+        check(case_of(source, 3, n_microbatches, schedule))
+
+
+def check(case: Case) -> None:
+    """No assignment's step is under the bounds of a case."""
     problem = case.problem()
     answer, steps = chain(problem), steps_of(case, problem)
     assert case.least_step_s <= min(steps, default=HUGE)
@@ -89,6 +107,17 @@ def test_of_alike_layers_in_a_row_the_bound_is_the_step(n_microbatches):
     plan = solve(alike, table, Cluster((Device(),) * 3), n_stages=3, n_microbatches=n_microbatches)
     assert plan.step_s >= (n_microbatches + 2) * 6e-3
     assert plan.bounds.step_lower_s >= 0.999 * plan.step_s
+
+
+@pytest.mark.parametrize("n_microbatches", [1, 2, 5, 16, 40])
+def test_of_even_ranks_the_bound_is_near_the_step_for_any_microbatches(n_microbatches):
+    """Sixteen ranks of a second each: M + 15 of them; of no more microbatches than ranks, within a ninth."""
+    of_each = 16.0, 32 / 3, 1.0, 0.0
+    in_turn, forwards_first = (Line(16, n_microbatches, way).least_s(*of_each) for way in (True, False))
+    step_s = n_microbatches + 15
+    assert forwards_first == pytest.approx(step_s)
+    assert in_turn <= step_s * (1 + 1e-9)
+    assert in_turn >= step_s * (0.999 if n_microbatches > 16 else 8 / 9)
 
 
 def test_what_memory_has_computed_again_is_in_the_bound():
