@@ -1,6 +1,7 @@
 """Every benchmark can be started as its README says: from the root, with nothing on the path but that."""
 
 import dataclasses
+import functools
 import importlib
 import pathlib
 import re
@@ -8,10 +9,16 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from plans import make_plan
+from torch import nn
 
 import autopipe
 from autopipe.simulator import plan_schedule
+from autopipe.tracing.referee import referee
+from autopipe.tracing.rows import mixing
+from autopipe.tracing.sizes import trials
+from benchmarks.capture import times
 from benchmarks.costs.causes import CAUSES, Ran, causes
 from benchmarks.costs.table import table
 from benchmarks.kept.rank import PLACES
@@ -48,6 +55,24 @@ def test_a_fault_has_its_place(moment):
     module, _, cls = where.partition(":")
     holder = importlib.import_module(module)
     assert callable(getattr(getattr(holder, cls) if cls else holder, name))
+
+
+def test_what_judges_a_recording_is_told_from_recording(monkeypatch):
+    asked = set()
+
+    def noting(place, run, *args, **kwargs):
+        asked.add((place, refereed.is_within))
+        return run(*args, **kwargs)
+
+    for place, name in ((mixing, "replay"), (referee, "replay"), (trials, "flatten")):
+        monkeypatch.setattr(place, name, functools.partial(noting, place, getattr(place, name)))
+    judges = [getattr(place, name) for place, name in times.JUDGES]
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    with times.Refereed() as refereed:
+        autopipe.capture(model, (torch.randn(4, 4),))
+    assert asked == {(mixing, True), (referee, True), (trials, True)}
+    assert refereed.spent_s > 0
+    assert [getattr(place, name) for place, name in times.JUDGES] == judges
 
 
 def test_what_ranks_wait_for_one_another_by_chance_is_told_from_messages():

@@ -3,12 +3,17 @@
 ``python -m benchmarks.capture.times [--n 24]`` takes models of the walk, as small as the walk makes them, in
 its order by hash, prints a line for each and writes ``times.json``. Whether captures are right is left to the
 walk.
+
+Recording is what it takes to make the graphs and their guards: runs that record, and runs of the graph at
+other sizes for their formulas. The referee is what runs the model or the graph to judge that: on other data,
+beside the model at other sizes, on rows in other places, for values, gradients and what is left behind.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import json
 import logging
 import os
@@ -25,7 +30,9 @@ from torch.export import Dim, export
 from torch.utils import _pytree as pytree
 
 import autopipe
+from autopipe.tracing import forms
 from autopipe.tracing.referee.referee import Referee
+from autopipe.tracing.sizes.trials import Explorer
 
 from . import workers
 from .export import switch_caches_off
@@ -45,26 +52,51 @@ COLUMNS = {
 }
 
 
-class _Refereed:
-    """The processor seconds that captures spend on holding recordings against the model."""
+JUDGES: tuple[tuple[Any, str], ...] = (
+    (Referee, "fault"),
+    (Explorer, "differs"),
+    (Explorer, "judge"),
+    (Explorer, "check_example"),
+    (Explorer, "_answered"),
+    (Explorer, "_does_harm"),
+    (forms, "with_rows_of_the_example"),
+    (forms, "with_rows"),
+    (forms.CaptureForms, "_ask_rows"),
+    (importlib.import_module("autopipe.tracing.capture"), "confirm"),
+)
+"""What judges recordings; some of them ask others."""
+
+
+class Refereed:
+    """The processor seconds ``spent_s`` that captures spend on judging recordings; ``is_within``: in one."""
 
     def __init__(self) -> None:
         self.spent_s = 0.0
-        self._fault = Referee.fault
+        self.is_within = False
+        self._judges = [(place, name, getattr(place, name)) for place, name in JUDGES]
 
-    def __enter__(self) -> _Refereed:
-        def timed(referee: Referee) -> Any:
-            start = time.process_time()
-            try:
-                return self._fault(referee)
-            finally:
-                self.spent_s += time.process_time() - start
-
-        Referee.fault = timed  # type: ignore[method-assign]
+    def __enter__(self) -> Refereed:
+        for place, name, judge in self._judges:
+            setattr(place, name, self._timed(judge))
         return self
 
     def __exit__(self, *_: object) -> None:
-        Referee.fault = self._fault  # type: ignore[method-assign]
+        for place, name, judge in self._judges:
+            setattr(place, name, judge)
+
+    def _timed(self, judge: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(judge)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self.is_within:
+                return judge(*args, **kwargs)
+            self.is_within, start = True, time.process_time()
+            try:
+                return judge(*args, **kwargs)
+            finally:
+                self.spent_s += time.process_time() - start
+                self.is_within = False
+
+        return timed
 
 
 def main() -> None:
@@ -89,9 +121,9 @@ def main() -> None:
 
 
 def table(found: dict[str, dict[str, float]]) -> str:
-    """The README's table of medians: capture over ``torch.export``, with the referee and without."""
+    """The README's table of medians: capture over ``torch.export``, with the referee and recording alone."""
     ratios = [_ratios(times) for times in found.values()]
-    lines = ["| capture over `torch.export` | with the referee | without |", "|---|--:|--:|"]
+    lines = ["| capture over `torch.export` | with the referee | recording alone |", "|---|--:|--:|"]
     for key, title in COLUMNS.items():
         cells = [f"{statistics.median(r[key][how] for r in ratios):.3f}" for how in ("with", "without")]
         lines.append(f"| {title} | {' | '.join(cells)} |")
@@ -129,7 +161,7 @@ def _times(subject: Subject) -> dict[str, float]:
             "theirs free": _spent(lambda: export(model.eval(), (), kwargs, dynamic_shapes=free)),
         }
         for key, capture in (("fixed", fixed), ("free", autopipe.capture)):
-            with _Refereed() as refereed:
+            with Refereed() as refereed:
                 spent_s = _spent(functools.partial(capture, model.train(), (), kwargs))
             times |= {f"ours {key}": spent_s, f"refereed {key}": refereed.spent_s}
         rounds.append(times)
