@@ -209,9 +209,10 @@ class Pipe(nn.Module, metaclass=_Short):
                 "the stages were wrapped, and what wraps them would keep the old tensors; load without "
                 "assign=True, or before pipe.runtime() and its wrap()"
             )
+        accept = self.graph.holding()
         result = self.model.load_state_dict(state_dict, strict, assign)
         if assign:
-            self.graph.accept()
+            accept()
             object.__setattr__(self, "stages", build(self.graph, self.plan))
             for runtime in self._runtime:
                 runtime.engine.renew(self.stages)

@@ -278,7 +278,7 @@ class Engine:
 
     def wrap(self, wrapper: Callable[[Stage], nn.Module | None]) -> None:
         """Put every stage's worker behind what ``wrapper`` makes of it; ties follow replaced parameters."""
-        is_as_captured = not self.capture.assumptions.changed()
+        accept = self.capture.holding()
         replaced = wrap_all(self.workers, wrapper, self.rank)
         if self.peers is not None:
             check_replicas(self.workers, self.ranks)
@@ -292,8 +292,7 @@ class Engine:
         rank = None if self.peers is None else self.rank
         self._gathered = gathered(self.workers, self.plan, schedule, rank)
         self._replace_ties(replaced)
-        if is_as_captured:
-            self.capture.accept()  # shards and wrapped layers are the runtime's own doing
+        accept()  # shards and wrapped layers are the runtime's own doing
 
     def part_with_weights(self) -> None:
         """From now on the weights of other ranks' stages are theirs alone: reading them here raises."""

@@ -47,12 +47,9 @@ def bind(engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     capture, bound = engine.capture.kind_of(args, kwargs)
     with autocast_context(engine.options.autocast, engine.device)():
         try:
-            values = capture.values(args, kwargs, bound)
-        except StaleError:
-            with engine.shapes():
-                values = capture.values(args, kwargs, bound)
+            values = _values(engine, capture, args, kwargs, bound)
         except InputError as error:
-            if capture.is_unlike(args, kwargs):
+            if capture.is_new(error, args, kwargs):
                 _check_recordable(engine, error)
                 with _recording(engine):
                     capture, values = engine.capture.kind_met(args, kwargs)
@@ -63,6 +60,21 @@ def bind(engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
                 raise
     capture.assumptions.begin()
     return engine.kinds.of(capture), values
+
+
+def _values(
+    engine: Engine,
+    capture: Capture,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    bound: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """A call's inputs by name; recording a changed model again goes by the shapes of others' weights."""
+    try:
+        return capture.values(args, kwargs, bound)
+    except StaleError:
+        with engine.shapes():
+            return capture.values(args, kwargs, bound)
 
 
 def meet(engine: Engine, batch: Batch) -> Batch:

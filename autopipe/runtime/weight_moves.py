@@ -94,15 +94,14 @@ def move_weights(engine: Engine, peers: Peers, new: Sequence[Stage], optimizers:
     if faults:
         raise InputError(faults[0])
     roots = (engine.capture.model, *engine.all_stages, *new)
-    is_as_captured = not engine.capture.assumptions.changed()
+    accept = engine.capture.holding()
     for move in planned:
         if move.source == peers.rank:
             _give(peers, move, optimizers)
         elif move.destination == peers.rank:
             _take(engine, move, roots, optimizers, everyone)
     _part(engine, new, optimizers)
-    if is_as_captured:
-        engine.capture.assumptions.accept()  # new memory for the same weights is the runtime's own doing
+    accept()  # new memory for the same weights is the runtime's own doing
 
 
 def _told(engine: Engine, planned: Sequence[Move], optimizers: Optimizers) -> _Told:

@@ -292,6 +292,7 @@ def _captured(
             made.flags,
             snapshot.reached,
             sorted(session.code.tables_by_row),
+            inputs.held,
         ),
         again=_again,
         beside=_beside,

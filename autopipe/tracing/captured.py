@@ -27,6 +27,8 @@ from .graphs import emit, modes
 from .graphs.questions import Question, choose
 from .inputs.arguments import Inputs
 from .inputs.contents import are_equal_tensors, plainly
+from .inputs.free_numbers import freed
+from .inputs.held_numbers import HELD, numbers_of
 from .inputs.structure import Spec, unflatten
 from .inputs.writes import Written, write_back
 from .new_forms import NewForms
@@ -42,8 +44,14 @@ _MOST_KINDS = 32
 """How many kinds of calls a capture may have, each of which takes about as long to record as the first."""
 _MOST_VALUES = 8
 """How many of them may differ in one plain value."""
+_MOST_NUMBERS = 2
+"""How often in a row numbers in attributes may change without effect before they are made inputs."""
 _MOST_IN_A_ROW = 8
 """After how many calls in a row that each found another state of the model one more is refused."""
+
+
+class _ActsOtherwise(InputError):
+    """The model's own code acts on state that has changed since it was recorded."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,7 +70,8 @@ class Capture:
     policy: which modules are leaves.
     variation: the input sizes that may vary, those that may not, and why.
     first: the capture that this one is beside, of calls with other arguments; None where it is that itself.
-    kinds: of the first, all captures of calls with other arguments, itself at the head.
+    kinds: of the first, all captures of calls with other arguments, or of the model in another state, itself
+        at the head.
     forms: by training flag, every form there is: those the examples of all kinds take, and those that other
         values of their inputs ask for. own: by training flag, the numbers among them of this kind's, that of
         its example at the head.
@@ -104,9 +113,10 @@ class Capture:
     new_forms: NewForms | None = dataclasses.field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy has forms, no recordings to add to, and makes its modules anew
+        # a copy has forms, no recordings to add to, and makes its modules anew; it is of the present state
         made = ("modules", "_modules_of_others")
-        return {**{k: v for k, v in vars(self).items() if k not in made}, "new_forms": None}
+        kept = {k: v for k, v in vars(self).items() if k not in made}
+        return {**kept, "new_forms": None, "others": [kind for kind in self.others if not kind.n_changes]}
 
     @functools.cached_property
     def modules(self) -> dict[bool, fx.GraphModule]:
@@ -143,11 +153,21 @@ class Capture:
         first = self.first or self
         if not first.others:
             return first, None
-        told = self.model, *self.arguments(args, kwargs)
+        fitting: list[tuple[int, Capture, dict[str, Any]]] = []
         for kind in self.kinds:
             with contextlib.suppress(InputError):
-                return kind, kind.inputs.bind(*told)
-        return next((kind for kind in self.kinds if not kind.inputs.is_unlike(*told)), first), None
+                bound = kind.inputs.bind(self.model, *kind.arguments(args, kwargs))
+                if not (n_changes := kind.n_changes):
+                    return kind, bound
+                fitting.append((n_changes, kind, bound))
+        if fitting:
+            return min(reversed(fitting), key=lambda one: one[0])[1:]
+        return next((kind for kind in self.kinds if not kind.is_unlike(args, kwargs)), first), None
+
+    @property
+    def n_changes(self) -> int:
+        """How much of the model's state is other than it was recorded in, and may make a difference."""
+        return 0 if self.device.type == "meta" else len(self.assumptions.changed())
 
     def kind_met(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Capture, dict[str, Any]]:
         """The capture for calls like this one, which is recorded now where there is none, and inputs by name.
@@ -159,22 +179,26 @@ class Capture:
         try:
             return kind, kind.values(args, kwargs, bound)
         except InputError as refusal:
-            if kind.new_forms is None or not kind.is_unlike(args, kwargs):
+            if kind.new_forms is None or not kind.is_new(refusal, args, kwargs):
                 raise
             try:
-                kind = kind._recorded_beside(args, kwargs)
+                kind = (self.first or self)._recorded_beside(kind, args, kwargs)
             except AutopipeError as error:
                 raise InputError(f"{refusal}. It was tried to record it now: {error}") from error
         return kind, kind.values(args, kwargs)
+
+    def is_new(self, refusal: InputError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether what was refused is a call of another kind, or of the model in another state."""
+        return isinstance(refusal, _ActsOtherwise) or self.is_unlike(args, kwargs)
 
     def is_unlike(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call is of another kind, in its plain values or structure."""
         return self.inputs.is_unlike(self.model, *self.arguments(args, kwargs))
 
-    def _recorded_beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
-        """A capture of calls like this one, one of the kinds from now on."""
-        told = self.model, *self.arguments(args, kwargs)
-        others = Counter(filter(None, (kind.inputs.only_other_value(*told) for kind in self.kinds)))
+    def _recorded_beside(self, unfit: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+        """A capture of calls like this one, that ``unfit`` is not for; one of the kinds from now on."""
+        told = ((kind, self.model, *kind.arguments(args, kwargs)) for kind in self.kinds)
+        others = Counter(filter(None, (kind.inputs.only_other_value(*given) for kind, *given in told)))
         place, n_values = next(iter(others.most_common(1)), ("", 0))
         if n_values >= _MOST_VALUES:
             raise InputError(
@@ -183,11 +207,11 @@ class Capture:
             )
         if len(self.kinds) >= _MOST_KINDS:
             raise InputError(
-                f"the model was recorded for {len(self.kinds)} kinds of arguments so far; give as few, or "
-                "give what varies as tensors"
+                f"the model was recorded for {len(self.kinds)} kinds of arguments or states of it so far; "
+                "give as few, or what varies as tensors: a buffer, where the model holds it"
             )
         with all_on(self.device, self.model):
-            made = self._recorded_with(args, kwargs)
+            made = self._recorded_with(unfit.assumptions.changed_numbers(), args, kwargs)
         assert made.new_forms is not None
         made.new_forms.made.join()
         own: dict[bool, list[int]] = {}
@@ -201,14 +225,35 @@ class Capture:
         self.others.append(made)
         return made
 
-    def _recorded_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
-        """A capture of calls like this one; plain numbers that had other values may vary, if they can."""
-        inputs, tensors = Inputs.of(self.model, args, kwargs)
+    def _recorded_with(
+        self, changed: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Capture:
+        """A capture of calls like this one; plain numbers that had other values may vary, if they can.
+
+        Those in attributes, too, of which the ``changed`` had these.
+        """
+        given = self._with_numbers(changed, args, kwargs)
+        inputs, tensors = Inputs.of(self.model, *given)
         known = inputs.with_free_numbers([kind.inputs for kind in self.kinds])
-        if known is not inputs and self.device.type != "meta":
+        if (known is not inputs or known.held) and self.device.type != "meta":
             with contextlib.suppress(AutopipeError):
                 return self.beside(self, *known.rebuild(self.model, tensors))
         return self.beside(self, args, kwargs)
+
+    def _with_numbers(
+        self, changed: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the numbers in attributes beside them that have been others."""
+        met = {name: [was] for name, was in changed.items()}
+        for kind in self.kinds:
+            met |= kind.inputs.values_held
+        now = numbers_of(self.model, met)
+        numbers = {
+            name: freed(now[name], next((was for was in known if was != now[name]), known[0]))
+            for name, known in met.items()
+            if type(now[name]) is type(known[0])
+        }
+        return args, {**kwargs, HELD: numbers} if numbers else kwargs
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
         """Placeholder name → tensor for a call's arguments.
@@ -230,10 +275,9 @@ class Capture:
 
         That is ``bound`` where the inputs are known by name.
         """
-        args, kwargs = self.arguments(args, kwargs)
         if self.device.type != "meta" and (changed := self.assumptions.changed()):
             self._hold_changed(changed, args, kwargs)
-        return self.inputs.bind(self.model, args, kwargs) if bound is None else bound
+        return self.inputs.bind(self.model, *self.arguments(args, kwargs)) if bound is None else bound
 
     def is_met(self, values: Mapping[str, Any]) -> bool:
         """Whether there is a form for bound inputs in the model's mode."""
@@ -357,8 +401,15 @@ class Capture:
     def _hold_changed(self, changed: Sequence[Change], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record again as the model stands: a change that leaves the graph as it was is of no account.
 
-        Nor are attributes that follow from the sizes of a call's inputs alone.
+        Nor are attributes that follow from the sizes of a call's inputs alone. Raises :class:`InputError`,
+        which is :class:`_ActsOtherwise` where the model may be recorded in this state beside the others.
         """
+        acts_otherwise = _ActsOtherwise(
+            f"{self.inputs.model}: {', '.join(map(str, changed))} changed after the capture, and the model's "
+            "own code acts on it; capture again as the model is now, or put it back"
+        )
+        if self.assumptions.is_otherwise:
+            raise acts_otherwise
         if attributes := self.assumptions.changed_attributes(len(changed)):
             at = self.model.training, sizes_of(args, kwargs)
             if self.assumptions.is_known_at(at):
@@ -368,6 +419,8 @@ class Capture:
             if is_by_size:
                 self.assumptions.tolerate_at(at)
                 return
+        if self.assumptions.n_in_a_row >= _MOST_NUMBERS and self.assumptions.changed_numbers():
+            raise acts_otherwise  # as an input, a number is not looked at
         if self.assumptions.n_in_a_row >= _MOST_IN_A_ROW:
             shown = ", ".join(map(str, changed))
             raise InputError(
@@ -397,24 +450,34 @@ class Capture:
                 f"be captured ({error}); put it back, or capture again once that is mended"
             ) from error
         if not is_same:
-            is_cast = any(c.kind is Kind.CAST for c in changed)
-            shown = ", ".join(map(str, changed))
-            remedy = "within the same torch.autocast" if is_cast else "as the model is now, or put it back"
-            raise InputError(
-                f"{self.inputs.model}: {shown} changed after the capture, and the model's own code acts on "
-                f"it; capture again {remedy}"
-            )
+            if any(c.kind in (Kind.WEIGHTS, Kind.INFERENCE) for c in changed):
+                raise InputError(str(acts_otherwise))
+            self.assumptions.know_otherwise()
+            raise acts_otherwise
         self.assumptions.tolerate(in_both_modes=in_both_modes)
 
-    def accept(self) -> None:
-        """Take the model's present state for the one that all kinds of calls were recorded in."""
-        for kind in self.kinds:
-            kind.assumptions.accept()
+    def holding(self) -> Callable[[], None]:
+        """What is to be called once something that is no change of the model was done to its state.
+
+        Kinds of calls that are for the state that it is in now are for that which it is in then.
+        """
+        standing = [kind for kind in self.kinds if not kind.n_changes]
+
+        def accept() -> None:
+            for kind in standing:
+                kind.assumptions.accept()
+
+        return accept
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """A call's arguments as the captured model gets them: a transformers model without its cache."""
+        """A call's arguments as the captured model gets them: a transformers model without its cache.
+
+        And with numbers that attributes hold, where those are inputs.
+        """
         is_added = self.example[1].get("use_cache") is False and "use_cache" not in kwargs
-        return args, {**kwargs, "use_cache": False} if is_added else kwargs
+        kwargs = {**kwargs, "use_cache": False} if is_added else kwargs
+        held = self.inputs.held
+        return args, {**kwargs, HELD: numbers_of(self.model, held)} if held else kwargs
 
     def assemble(self, leaves: Sequence[Any], training: bool | None = None) -> Any:
         """The model's output structure from the flat tuple that the output node returns."""

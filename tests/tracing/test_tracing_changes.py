@@ -56,19 +56,30 @@ def test_a_state_that_was_met_is_not_recorded_again(captured: Any) -> None:
         found.model.kind = kind
         torch.testing.assert_close(found(x), found.model(x))
     assert times == [1]
-    found.model.kind = "c"
-    with pytest.raises(InputError, match="kind changed after the capture"):
-        found(x)
+    for kind in "cacbca":
+        found.model.kind = kind
+        torch.testing.assert_close(found(x), found.model(x))
+    assert times == [3]  # to see that "c" is another, and to record it
 
 
-def test_a_state_that_is_new_at_each_call_is_refused_after_some(captured: Any) -> None:
+def test_a_number_that_is_new_at_each_call_is_an_input(captured: Any) -> None:
+    found, times = captured
+    for step in [*range(1, 12), 999, 1000, 1001, 1002, 3]:
+        found.model.step = step
+        x = torch.randn(2, 3, 4)
+        torch.testing.assert_close(found(x), found.model(x))
+    assert times == [3]
+    assert [kind.inputs.held for kind in found.kinds] == [(), ("step",)]
+
+
+def test_an_object_that_is_new_at_each_call_is_refused_after_some(captured: Any) -> None:
     found, times = captured
     x = torch.randn(2, 3, 4)
-    for step in range(1, 9):
-        found.model.step = step
+    for _ in range(8):
+        found.model.other = object()
         found(x)
-    found.model.step = 9
-    with pytest.raises(InputError, match="step changes before every call"):
+    found.model.other = object()
+    with pytest.raises(InputError, match=r"attributes of Layers.* changes before every call"):
         found(x)
     assert times == [8]
 
@@ -76,8 +87,8 @@ def test_a_state_that_is_new_at_each_call_is_refused_after_some(captured: Any) -
 def test_a_state_that_changes_now_and_then_is_not_refused(captured: Any) -> None:
     found, times = captured
     x = torch.randn(2, 3, 4)
-    for step in range(1, 11):
-        found.model.step = step
+    for _ in range(10):
+        found.model.other = object()
         found(x)
         found(x)
     assert times == [10]
@@ -253,8 +264,7 @@ def test_what_makes_no_difference_in_one_mode_may_in_the_other(mode: bool, chang
         found.model.train(not mode)
         torch.testing.assert_close(found(x), found.model(x))
         found.model.train(mode)
-        with pytest.raises(InputError, match=f"{next(iter(change))} changed after the capture"):
-            found(x)
+        torch.testing.assert_close(found(x), found.model(x))
 
 
 def test_a_model_that_now_fails_on_its_example_is_refused_with_that_as_the_cause() -> None:
@@ -290,22 +300,17 @@ def used(x: Tensor, held: Any) -> Tensor:
 
 @pytest.mark.parametrize("is_given", [False, True])
 @pytest.mark.parametrize("function", [read, used])
-def test_a_tensor_that_no_call_makes_may_change_where_its_numbers_are_not_read(
-    function: Any, is_given: bool
-) -> None:
+def test_a_tensor_that_no_call_makes_may_change(function: Any, is_given: bool) -> None:
     held, x = torch.ones(4), torch.randn(2, 4)
     model = Scaled(function, None if is_given else held)
     args = (x, lambda: held) if is_given else (x,)
     found = capture(model, args)
     torch.testing.assert_close(found(*args), model(*args))
     held.numpy()[:] = -3.0
-    if function is used:
-        torch.testing.assert_close(found(*args), model(*args))
-        return
-    with pytest.raises(InputError, match=r"test_tracing_changes.py:\d+ reads changed after the capture"):
-        found(*args)
+    torch.testing.assert_close(found(*args), model(*args))
     held.fill_(1.0)
     torch.testing.assert_close(found(*args), model(*args))
+    assert len(found.kinds) == (1 if function is used else 2)
 
 
 def checked(x: Tensor, held: Any) -> Tensor:

@@ -96,7 +96,6 @@ def outcome(found, x):
 def test_what_follows_from_data_is_refused_or_right():
     model = Remembering().eval()
     found = capture(model, (torch.randn(2, 6, 4),))
-    n_refused = 0
     for shape in ((2, 6, 4), (2, 9, 4), (2, 9, 4), (2, 6, 4)):
         for sign in (1, -1):
             x = sign * torch.rand(shape)
@@ -106,9 +105,7 @@ def test_what_follows_from_data_is_refused_or_right():
             vars(model).clear()
             vars(model).update(held)
             got = outcome(found, x)
-            n_refused += got is None
             torch.testing.assert_close(expected if got is None else got, expected)
-    assert n_refused
 
 
 def test_a_table_that_is_exchanged_by_hand_is_not_overlooked():
@@ -118,8 +115,7 @@ def test_a_table_that_is_exchanged_by_hand_is_not_overlooked():
     model(x)
     found(x)
     model.mask = torch.ones(6, 6)
-    with pytest.raises(InputError, match="attributes of Masked"):
-        found(x)
+    torch.testing.assert_close(found(x), model(x))
 
 
 class Grown(Base):

@@ -140,19 +140,19 @@ class FuncJvpOfOwnMethod(Factored):
         return value + tangent
 
 
-@trap("safe", later=lambda m: setattr(m, "factor", 3.0))
+@trap(later=lambda m: setattr(m, "factor", 3.0))
 class FuncGradWithFactorThatChanges(FuncGradOfOwnLayer):
     pass
 
 
-@trap("safe", later=lambda m: setattr(m, "factor", 3.0))
+@trap(later=lambda m: setattr(m, "factor", 3.0))
 class FuncGradAroundNumberThatChanges(Factored):
     def transformed(self, x: Tensor) -> Tensor:
         inner, factor = self.inner, self.factor
         return torch.func.grad(lambda t: (inner(t).tanh() * factor).sum())(x)
 
 
-@trap("safe", later=lambda m: setattr(m, "rounds", range(3)))
+@trap(later=lambda m: setattr(m, "rounds", range(3)))
 class FuncGradAroundRangeThatChanges(Factored):
     rounds = range(1)
 
@@ -183,7 +183,7 @@ class Chosen(Factored):
         return self.by(self.place, x)
 
 
-@trap("safe", later=lambda m: setattr(m, "place", 1))
+@trap(later=lambda m: setattr(m, "place", 1))
 class FuncGradByArgumentThatChanges(Chosen):
     pass
 
@@ -194,7 +194,7 @@ class FuncGradByArgumentOfMode(Chosen):
         return self.by(int(self.training), x)
 
 
-@trap("safe", later=lambda m: setattr(m, "factor", 3.0))
+@trap(later=lambda m: setattr(m, "factor", 3.0))
 class KeptMethodWithFactorThatChanges(Factored):
     def transformed(self, x: Tensor) -> Tensor:
         steps = 0
@@ -383,7 +383,7 @@ def branch_on_grad_fn(self: Any, x: Tensor) -> Tensor:
     return self.run(x if (x * 2).grad_fn is None else x + 1)
 
 
-@trap("safe", later=lambda m: m.layers[0].requires_grad_(False))
+@trap(later=lambda m: m.layers[0].requires_grad_(False))
 def branch_on_frozen_weights(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if self.layers[0].weight.requires_grad else x)
 

@@ -222,7 +222,7 @@ def with_dials(batch: int, length: int, seed: int) -> tuple[Any, ...]:
     return (*sequences(batch, length, seed), DIALS)
 
 
-@trap("safe", inputs=with_dials, later=lambda m: DIALS.update(scale=DIALS["scale"] + 1))
+@trap(inputs=with_dials, later=lambda m: DIALS.update(scale=DIALS["scale"] + 1))
 def dict_changed_between_calls(self: Any, x: Tensor, dials: Any) -> Tensor:
     return self.run(x * dials["scale"])
 

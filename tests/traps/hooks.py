@@ -140,7 +140,6 @@ def hook_on_encoder_later(self: Any) -> None:
 
 deep(
     hook_on_encoder_later,
-    "safe",
     later=lambda m: m.encoder.register_forward_hook(lambda m, a, out: out * 2),
 )
 
@@ -149,7 +148,7 @@ def hook_on_root_later(self: Any) -> None:
     pass
 
 
-deep(hook_on_root_later, "safe", later=lambda m: m.register_forward_hook(lambda m, a, out: out * 2))
+deep(hook_on_root_later, later=lambda m: m.register_forward_hook(lambda m, a, out: out * 2))
 
 
 def backward_hook_on_encoder_later(self: Any) -> None:
@@ -174,7 +173,7 @@ def hook_removed_later(self: Any) -> None:
     self.handle = self.encoder.register_forward_hook(lambda m, a, out: out * 2)
 
 
-deep(hook_removed_later, "safe", later=lambda m: m.handle.remove())
+deep(hook_removed_later, later=lambda m: m.handle.remove())
 
 
 @deep
@@ -237,19 +236,19 @@ def hooked(part: nn.Module) -> None:
     part.register_forward_hook(lambda module, args, out: out * 2)
 
 
-@trap("safe", later=lambda m: hooked(m.layers[0]))
+@trap(later=lambda m: hooked(m.layers[0]))
 def hook_later_on_a_layer_run_with_other_weights(self: Any, x: Tensor) -> Tensor:
     weights = {n: p * 0.5 for n, p in self.layers[0].named_parameters()}
     return self.run(torch.func.functional_call(self.layers[0], weights, (x,)))
 
 
-@trap("safe", part=Block, later=lambda m: hooked(m.part))
+@trap(part=Block, later=lambda m: hooked(m.part))
 def hook_later_on_a_block_run_with_other_weights(self: Any, x: Tensor) -> Tensor:
     weights = {n: p * 0.5 for n, p in self.part.named_parameters()}
     return self.run(torch.func.functional_call(self.part, weights, (x,)) + self.part(x))
 
 
-@trap("safe", part=Block, later=lambda m: hooked(m.part))
+@trap(part=Block, later=lambda m: hooked(m.part))
 def hook_later_on_a_block_run_with_one_other_weight(self: Any, x: Tensor) -> Tensor:
     weights = {"b.weight": self.part.b.weight * 0.5}
     return self.run(torch.func.functional_call(self.part, weights, (x,)) + self.part(x))

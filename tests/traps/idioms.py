@@ -30,7 +30,7 @@ class overridden_call(Net):
         return self.run(x)
 
 
-@trap("safe", later=lambda m: setattr(m, "base", 3.0))
+@trap(later=lambda m: setattr(m, "base", 3.0))
 class getattr_that_computes(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Mode(enum.Flag):
     B = 2
 
 
-@trap("safe", later=lambda m: setattr(m, "mode", Mode.B), mode=lambda: Mode.A | Mode.B)
+@trap(later=lambda m: setattr(m, "mode", Mode.B), mode=lambda: Mode.A | Mode.B)
 def flags_of_an_enum(self: Any, x: Tensor) -> Any:
     if Mode.A in self.mode:
         x = x * 2
@@ -211,7 +211,6 @@ def layers_swapped_later(self: Any, x: Tensor) -> Any:
 
 
 @trap(
-    "safe",
     later=lambda m: m.part.keywords.update(scale=3),
     part=lambda: functools.partial(lambda t, scale: t * scale, scale=2),
 )
@@ -257,7 +256,7 @@ def state_loaded_inside(self: Any, x: Tensor) -> Any:
     return self.run(x * self.n)
 
 
-@trap("safe", around=lambda: contextlib.nullcontext())
+@trap(around=lambda: contextlib.nullcontext())
 def norm_of_all_parameters(self: Any, x: Tensor) -> Any:
     return self.run(x), sum(p.square().sum() for p in self.parameters())
 
@@ -268,7 +267,7 @@ def parameters_as_a_vector(self: Any, x: Tensor) -> Any:
     return self.run(x) + v.mean()
 
 
-@trap("safe", later=lambda m: m.layers.to(torch.bfloat16))
+@trap(later=lambda m: m.layers.to(torch.bfloat16))
 def cast_to_the_dtype_of_a_layer(self: Any, x: Tensor) -> Any:
     return self.run(x.to(self.layers[0].weight.dtype)).float()
 
@@ -363,7 +362,7 @@ class Meta(type):
         return m
 
 
-@trap("safe", later=lambda m: setattr(m, "extra", 5.0))
+@trap(later=lambda m: setattr(m, "extra", 5.0))
 class made_by_a_metaclass(Net, metaclass=Meta):
     def forward(self: Any, x: Tensor) -> Any:
         return self.run(x * self.extra)
@@ -381,7 +380,7 @@ class Slot(nn.Module):
         return self.lin(x) * self.gain
 
 
-@trap("safe", later=lambda m: setattr(m.part, "gain", 3.0), part=Slot)
+@trap(later=lambda m: setattr(m.part, "gain", 3.0), part=Slot)
 def slot_of_a_leaf(self: Any, x: Tensor) -> Any:
     return self.run(self.part(x))
 

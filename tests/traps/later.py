@@ -60,12 +60,12 @@ def _gain(place: str) -> Any:
 # ------------------------------------------------------------ attributes that come later
 
 
-@trap("safe", later=_gain(""))
+@trap(later=_gain(""))
 def attribute_that_comes(self: Any, x: Tensor) -> Tensor:
     return self.run(x * getattr(self, "gain", 1.0))
 
 
-@trap("safe", later=_gain(""))
+@trap(later=_gain(""))
 def attribute_that_is_tried(self: Any, x: Tensor) -> Tensor:
     try:
         return self.run(x * self.gain)
@@ -73,17 +73,17 @@ def attribute_that_is_tried(self: Any, x: Tensor) -> Tensor:
         return self.run(x)
 
 
-@trap("safe", later=_gain("layers.0"))
+@trap(later=_gain("layers.0"))
 def attribute_of_a_leaf_that_comes(self: Any, x: Tensor) -> Tensor:
     return self.run(x * getattr(self.layers[0], "gain", 1.0))
 
 
-@trap("safe", later=_gain("layers.1"))
+@trap(later=_gain("layers.1"))
 def attribute_of_a_leaf_that_is_asked_for(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if hasattr(self.layers[1], "gain") else x)
 
 
-@trap("safe", later=_gain("layers.2"))
+@trap(later=_gain("layers.2"))
 def attribute_of_a_leaf_that_is_tried(self: Any, x: Tensor) -> Tensor:
     try:
         return self.run(x * self.layers[2].gain)
@@ -96,37 +96,37 @@ def attribute_that_a_leaf_asks_for(self: Any, x: Tensor) -> Tensor:
     return self.run(self.more(x))
 
 
-@trap("safe", more=gained, later=_gain("more"))
+@trap(more=gained, later=_gain("more"))
 def attribute_that_a_method_asks_for(self: Any, x: Tensor) -> Tensor:
     return self.run(x * self.more.level())
 
 
-@trap("safe", later=_gain("layers"))
+@trap(later=_gain("layers"))
 def attribute_of_a_list_of_layers(self: Any, x: Tensor) -> Tensor:
     return self.run(x * getattr(self.layers, "gain", 1.0))
 
 
-@trap("safe", settings=types.SimpleNamespace, later=_gain("settings"))
+@trap(settings=types.SimpleNamespace, later=_gain("settings"))
 def attribute_of_settings_that_comes(self: Any, x: Tensor) -> Tensor:
     return self.run(x * getattr(self.settings, "gain", 1.0))
 
 
-@trap("safe", box=Box, later=_gain("box"))
+@trap(box=Box, later=_gain("box"))
 def slot_that_is_filled(self: Any, x: Tensor) -> Tensor:
     return self.run(x * getattr(self.box, "gain", 1.0))
 
 
-@trap("safe", options=dict, later=lambda m: m.options.update(gain=3.0))
+@trap(options=dict, later=lambda m: m.options.update(gain=3.0))
 def key_that_comes(self: Any, x: Tensor) -> Tensor:
     return self.run(x * self.options.get("gain", 1.0))
 
 
-@trap("safe", later=lambda m: setattr(m, "gain", 3.0))
+@trap(later=lambda m: setattr(m, "gain", 3.0))
 def attribute_looked_up_in_the_dict(self: Any, x: Tensor) -> Tensor:
     return self.run(x * vars(self).get("gain", 1.0))
 
 
-@trap("safe", later=lambda m: setattr(type(m), "gain", 3.0))
+@trap(later=lambda m: setattr(type(m), "gain", 3.0))
 class AttributeOfTheClassThatComes(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x * getattr(self, "gain", 1.0))
@@ -149,17 +149,17 @@ def layer_that_comes(self: Any, x: Tensor) -> Tensor:
     return self.run(self.adapter(x) if hasattr(self, "adapter") else x)
 
 
-@trap("safe", later=lambda m: setattr(m, "run", lambda x: x * 2))
+@trap(later=lambda m: setattr(m, "run", lambda x: x * 2))
 def method_that_is_replaced(self: Any, x: Tensor) -> Tensor:
     return self.run(x)
 
 
-@trap("safe", later=lambda m: setattr(m.layers[0], "forward", lambda x: x * 2))
+@trap(later=lambda m: setattr(m.layers[0], "forward", lambda x: x * 2))
 def forward_of_a_leaf_that_is_replaced(self: Any, x: Tensor) -> Tensor:
     return self.run(x)
 
 
-@trap("safe", gain=lambda: 3.0, later=lambda m: delattr(m, "gain"))
+@trap(gain=lambda: 3.0, later=lambda m: delattr(m, "gain"))
 def attribute_that_goes(self: Any, x: Tensor) -> Tensor:
     return self.run(x * getattr(self, "gain", 1.0))
 
@@ -168,7 +168,7 @@ def _lose_gain(model: Any) -> None:
     del model.layers[0].gain
 
 
-@trap("safe", prepare=_gain("layers.0"), later=_lose_gain)
+@trap(prepare=_gain("layers.0"), later=_lose_gain)
 def attribute_of_a_leaf_that_goes(self: Any, x: Tensor) -> Tensor:
     return self.run(x * getattr(self.layers[0], "gain", 1.0))
 
@@ -386,7 +386,7 @@ def applied() -> Applied:
     return Applied(WIDTH, WIDTH)
 
 
-@trap("safe", part=applied, function=lambda: torch.tanh, later=lambda m: setattr(m, "function", torch.relu))
+@trap(part=applied, function=lambda: torch.tanh, later=lambda m: setattr(m, "function", torch.relu))
 def function_given_to_a_layer(self: Any, x: Tensor) -> Tensor:
     return self.run(self.part(x, self.function))
 
@@ -395,7 +395,7 @@ def settings(rate: float) -> Any:
     return types.SimpleNamespace(rate=rate)
 
 
-@trap("safe", part=applied, how=lambda: settings(1.0), later=lambda m: setattr(m, "how", settings(3.0)))
+@trap(part=applied, how=lambda: settings(1.0), later=lambda m: setattr(m, "how", settings(3.0)))
 def settings_given_to_a_layer(self: Any, x: Tensor) -> Tensor:
     return self.run(self.part(x, self.how))
 
@@ -405,7 +405,7 @@ def equal_settings_given_to_a_layer(self: Any, x: Tensor) -> Tensor:
     return self.run(self.part(x, self.how))
 
 
-@trap("safe", key=lambda: "first", later=lambda m: setattr(m, "key", "second"))
+@trap(key=lambda: "first", later=lambda m: setattr(m, "key", "second"))
 def key_of_what_is_returned(self: Any, x: Tensor) -> Any:
     return {self.key: self.run(x)}
 
@@ -418,7 +418,6 @@ class Picked(nn.Linear):
 
 
 @trap(
-    "safe",
     part=lambda: Picked(WIDTH, WIDTH),
     key=lambda: "first",
     later=lambda m: setattr(m, "key", "second"),

@@ -699,7 +699,7 @@ def opened_part_frozen_later(self: Any, x: Tensor) -> Tensor:
     return self.run(self.encoder(x))
 
 
-@trap("safe", encoder=Blocks, later=lambda m: m.encoder.train())
+@trap(encoder=Blocks, later=lambda m: m.encoder.train())
 def opened_part_trains_while_the_rest_does_not(self: Any, x: Tensor) -> Tensor:
     return self.run(self.encoder(x))
 

@@ -285,7 +285,7 @@ def gradient_retained(self: Any, x: Tensor) -> Tensor:
     return self.run(y)
 
 
-@trap("safe", strength=lambda: 0.5, later=lambda m: setattr(m, "strength", 3.0))
+@trap(strength=lambda: 0.5, later=lambda m: setattr(m, "strength", 3.0))
 def hook_by_an_attribute_changed_later(self: Any, x: Tensor) -> Tensor:
     y = self.layers[0](x)
     if y.requires_grad:
@@ -452,7 +452,7 @@ class Cast(Function):
         return grads[0] * ctx.saved_tensors[0].exp()
 
 
-@trap("safe", around=lambda: torch.autocast("cpu", torch.bfloat16))
+@trap(around=lambda: torch.autocast("cpu", torch.bfloat16))
 def function_with_a_cast(self: Any, x: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         y = Cast.apply(self.layers[0](x))
@@ -505,6 +505,6 @@ def branch_on_a_buffer(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if self.is_on else x)
 
 
-@trap("safe", prepare=lambda m: buffers(m, limit=torch.tensor(2.0)), later=lambda m: m.limit.fill_(0.1))
+@trap(prepare=lambda m: buffers(m, limit=torch.tensor(2.0)), later=lambda m: m.limit.fill_(0.1))
 def number_of_a_buffer(self: Any, x: Tensor) -> Tensor:
     return self.run(x.clamp(max=self.limit.item()))

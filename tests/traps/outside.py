@@ -34,7 +34,7 @@ def _gain(name: str, value: float) -> pathlib.Path:
     return path
 
 
-@trap("safe", prepare=lambda m: _gain("read", 2.0), later=lambda m: _gain("read", 30.0))
+@trap(prepare=lambda m: _gain("read", 2.0), later=lambda m: _gain("read", 30.0))
 def file_read(self: Any, x: Tensor) -> Tensor:
     with (_HERE / "read").open() as file:
         return self.run(x * json.load(file)["gain"])
@@ -44,7 +44,7 @@ def _read(name: str) -> Any:
     return json.loads((_HERE / name).read_text())["gain"]
 
 
-@trap("safe", prepare=lambda m: _gain("helper", 2.0), later=lambda m: _gain("helper", 30.0))
+@trap(prepare=lambda m: _gain("helper", 2.0), later=lambda m: _gain("helper", 30.0))
 def file_read_by_a_helper(self: Any, x: Tensor) -> Tensor:
     return self.run(x * _read("helper"))
 
@@ -53,7 +53,7 @@ def _table(value: float) -> None:
     np.save(_HERE / "table.npy", np.full(WIDTH, value, dtype=np.float32))
 
 
-@trap("safe", prepare=lambda m: _table(2), later=lambda m: _table(3))
+@trap(prepare=lambda m: _table(2), later=lambda m: _table(3))
 def table_read_by_numpy(self: Any, x: Tensor) -> Tensor:
     return self.run(x * torch.from_numpy(np.load(_HERE / "table.npy")))
 
@@ -71,7 +71,7 @@ def _absent(name: str) -> None:
     (_HERE / name).unlink(missing_ok=True)
 
 
-@trap("safe", prepare=lambda m: _absent("flag"), later=lambda m: (_HERE / "flag").touch())
+@trap(prepare=lambda m: _absent("flag"), later=lambda m: (_HERE / "flag").touch())
 def file_that_comes(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if (_HERE / "flag").exists() else x)
 
@@ -98,7 +98,7 @@ class Twice(Net):
         return self.run(x) * 2
 
 
-@trap("safe", later=lambda m: setattr(m, "__class__", Twice))
+@trap(later=lambda m: setattr(m, "__class__", Twice))
 class ClassReplacedLater(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x)
@@ -134,13 +134,13 @@ class Helped(Net):
         return 1.0
 
 
-@trap("safe", around=lambda: _patched("Helped", "helped", _doubled))
+@trap(around=lambda: _patched("Helped", "helped", _doubled))
 class MethodOfTheClassPatchedLater(Helped):
     def forward(self, x: Tensor) -> Tensor:
         return self.run(self.helped(x))
 
 
-@trap("safe", around=lambda: _patched("Helped", "offset", lambda _: property(lambda self: 3.0)))
+@trap(around=lambda: _patched("Helped", "offset", lambda _: property(lambda self: 3.0)))
 class PropertyOfTheClassReplacedLater(Helped):
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x + self.offset)
@@ -160,17 +160,17 @@ def _helper(x: Tensor) -> Tensor:
     return x + 1
 
 
-@trap("safe", around=lambda: mock.patch.object(sys.modules[__name__], "_helper", torch.neg))
+@trap(around=lambda: mock.patch.object(sys.modules[__name__], "_helper", torch.neg))
 def helper_of_the_file_patched_later(self: Any, x: Tensor) -> Tensor:
     return self.run(_helper(x))
 
 
-@trap("safe", around=lambda: mock.patch.object(F, "gelu", torch.neg))
+@trap(around=lambda: mock.patch.object(F, "gelu", torch.neg))
 def function_of_torch_patched_later(self: Any, x: Tensor) -> Tensor:
     return self.run(F.gelu(x))
 
 
-@trap("safe", around=lambda: mock.patch.object(torch.Tensor, "relu", lambda x: -x))
+@trap(around=lambda: mock.patch.object(torch.Tensor, "relu", lambda x: -x))
 def method_of_torch_patched_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x.relu())
 
@@ -236,11 +236,11 @@ def counter_in_a_bytearray(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if self.n[0] > 4 else x)
 
 
-@trap("safe", n=lambda: bytearray(1), later=_set_first)
+@trap(n=lambda: bytearray(1), later=_set_first)
 def bytearray_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x * (1 + self.n[0]))
 
 
-@trap("safe", n=lambda: array.array("l", [0]), later=_set_first)
+@trap(n=lambda: array.array("l", [0]), later=_set_first)
 def array_of_python_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x * (1 + self.n[0]))

@@ -82,13 +82,12 @@ def orthogonal_layer(self: Any, x: Tensor) -> Any:
     return self.run(self.part(x))
 
 
-@trap("safe", later=lambda m: setattr(m.layers[1], "weight", m.layers[0].weight))
+@trap(later=lambda m: setattr(m.layers[1], "weight", m.layers[0].weight))
 def tied_later(self: Any, x: Tensor) -> Any:
     return self.run(x)
 
 
 @trap(
-    "safe",
     prepare=lambda m: setattr(m.layers[1], "weight", m.layers[0].weight),
     later=lambda m: setattr(m.layers[1], "weight", nn.Parameter(m.layers[0].weight.detach().clone() * 2)),
 )
@@ -96,13 +95,12 @@ def untied_later(self: Any, x: Tensor) -> Any:
     return self.run(x)
 
 
-@trap("safe", later=lambda m: setattr(m.layers[0].weight, "data", m.layers[0].weight.data * 2))
+@trap(later=lambda m: setattr(m.layers[0].weight, "data", m.layers[0].weight.data * 2))
 def data_replaced_later(self: Any, x: Tensor) -> Any:
     return self.run(x)
 
 
 @trap(
-    "safe",
     later=lambda m: setattr(
         m.layers[0], "forward", types.MethodType(lambda s, x: F.linear(x, s.weight) * 2, m.layers[0])
     ),
@@ -115,12 +113,12 @@ def _hooked(m: Any) -> None:
     m.handle = m.layers[0].register_forward_hook(lambda mod, a, o: o * 2)
 
 
-@trap("safe", prepare=_hooked, later=lambda m: m.handle.remove())
+@trap(prepare=_hooked, later=lambda m: m.handle.remove())
 def hook_on_a_leaf_removed_later(self: Any, x: Tensor) -> Any:
     return self.run(x)
 
 
-@trap("safe", later=lambda m: setattr(m.layers[1], "bias", None))
+@trap(later=lambda m: setattr(m.layers[1], "bias", None))
 def bias_removed_later(self: Any, x: Tensor) -> Any:
     return self.run(x)
 

@@ -118,7 +118,7 @@ class Registered(Net):
         return super().__getattr__(name)
 
 
-@trap("safe", later=lambda m: m._settings.update(scale=3.0))
+@trap(later=lambda m: m._settings.update(scale=3.0))
 class SettingsBehindAttributes(Registered):
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x * self.scale + len(self.kinds))

@@ -65,7 +65,7 @@ def counter_in_a_slot(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if self.tally.calls > 5 else x)
 
 
-@trap("safe", tally=Tally, later=lambda m: setattr(m.tally, "scale", 3.0))
+@trap(tally=Tally, later=lambda m: setattr(m.tally, "scale", 3.0))
 def slot_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x * self.tally.scale)
 
@@ -140,12 +140,12 @@ def counter_on_a_plain_class(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if Settings.calls > 5 else x)
 
 
-@trap("safe", later=lambda m: setattr(Settings, "scale", 5.0))
+@trap(later=lambda m: setattr(Settings, "scale", 5.0))
 def plain_class_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x * Settings.scale)
 
 
-@trap("safe", settings=lambda: Settings, later=lambda m: Settings.depth.update(first=4.0))
+@trap(settings=lambda: Settings, later=lambda m: Settings.depth.update(first=4.0))
 def class_held_and_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x * self.settings.depth["first"])
 
@@ -155,12 +155,12 @@ def counter_in_another_file(self: Any, x: Tensor) -> Tensor:
     return self.run(counted(x))
 
 
-@trap("safe", later=lambda m: setattr(aside, "SCALE", 3.0))
+@trap(later=lambda m: setattr(aside, "SCALE", 3.0))
 def another_file_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(scaled(x))
 
 
-@trap("safe", later=lambda m: aside.LIMITS.update(most=0.5))
+@trap(later=lambda m: aside.LIMITS.update(most=0.5))
 def name_of_another_file_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x.clamp(max=aside.LIMITS["most"]))
 
@@ -171,7 +171,7 @@ def counter_in_a_context_variable(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if TURNS.get() > 5 else x)
 
 
-@trap("safe", later=lambda m: STRENGTH.set(3.0))
+@trap(later=lambda m: STRENGTH.set(3.0))
 def context_variable_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x * STRENGTH.get())
 
@@ -182,7 +182,7 @@ def counter_in_an_array(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if self.counts[0] > 5 else x)
 
 
-@trap("safe", rates=lambda: np.ones(WIDTH), later=lambda m: m.rates.fill(3.0))
+@trap(rates=lambda: np.ones(WIDTH), later=lambda m: m.rates.fill(3.0))
 def array_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x * torch.tensor(self.rates).float() + float(self.rates[0]))
 
@@ -207,17 +207,17 @@ def bound_draw_of_python(self: Any, x: Tensor) -> Tensor:
     return self.run(x * _uniform() if self.training else x)
 
 
-@trap("safe", later=lambda m: globals().update(HELD=types.SimpleNamespace(scale=HELD.scale + 1)))
+@trap(later=lambda m: globals().update(HELD=types.SimpleNamespace(scale=HELD.scale + 1)))
 def object_of_the_file_replaced_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x * HELD.scale)
 
 
-@trap("safe", later=lambda m: globals().update(RATES={"scale": RATES["scale"] + 1}))
+@trap(later=lambda m: globals().update(RATES={"scale": RATES["scale"] + 1}))
 def dict_of_the_file_replaced_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x * RATES["scale"])
 
 
-@trap("safe", later=lambda m: globals().update(OFFSET=OFFSET + 1))
+@trap(later=lambda m: globals().update(OFFSET=OFFSET + 1))
 def tensor_of_the_file_replaced_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x + OFFSET)
 
@@ -304,17 +304,17 @@ def first_sum_in_a_chain(self: Any, x: Tensor) -> Tensor:
 # ------------------------------------------------------------ what code reads of layers that stay whole
 
 
-@trap("safe", drop=lambda: nn.Dropout(0.1), later=lambda m: setattr(m.drop, "p", 0.9))
+@trap(drop=lambda: nn.Dropout(0.1), later=lambda m: setattr(m.drop, "p", 0.9))
 def rate_of_a_layer_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(F.dropout(x, self.drop.p, self.training) + self.drop(x))
 
 
-@trap("safe", norm=lambda: nn.LayerNorm(WIDTH), later=lambda m: setattr(m.norm, "eps", 0.5))
+@trap(norm=lambda: nn.LayerNorm(WIDTH), later=lambda m: setattr(m.norm, "eps", 0.5))
 def eps_of_a_layer_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(F.layer_norm(self.norm(x), (WIDTH,), eps=self.norm.eps))
 
 
-@trap("safe", other=linear, later=lambda m: m.other.eval())
+@trap(other=linear, later=lambda m: m.other.eval())
 def mode_of_a_layer_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(self.other(x) * (2 if self.other.training else 1))
 

@@ -257,23 +257,22 @@ def counter_in_a_leaf(self: Any, x: Tensor) -> Tensor:
     return self.run(self.tick(x))
 
 
-@trap("safe", scale=lambda: 1.0, later=lambda m: setattr(m, "scale", 3.0))
+@trap(scale=lambda: 1.0, later=lambda m: setattr(m, "scale", 3.0))
 def number_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x * self.scale)
 
 
-@trap("safe", flag=lambda: False, later=lambda m: setattr(m, "flag", True))
+@trap(flag=lambda: False, later=lambda m: setattr(m, "flag", True))
 def flag_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x.sin() if self.flag else x)
 
 
-@trap("safe", config=Config, later=lambda m: setattr(m.config, "scale", 3.0))
+@trap(config=Config, later=lambda m: setattr(m.config, "scale", 3.0))
 def config_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x * self.config.scale)
 
 
 @trap(
-    "safe",
     config=lambda: Config(inner=types.SimpleNamespace(scale=[1.0, 2.0])),
     later=lambda m: m.config.inner.scale.__setitem__(1, 5.0),
 )
@@ -281,32 +280,32 @@ def deep_config_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x * self.config.inner.scale[1])
 
 
-@trap("safe", config=Config, later=lambda m: setattr(m.config, "kind", Kind.SINE))
+@trap(config=Config, later=lambda m: setattr(m.config, "kind", Kind.SINE))
 def enum_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x.tanh() if self.config.kind is Kind.TANH else x.sin())
 
 
-@trap("safe", table=lambda: {"scale": 1.0}, later=lambda m: m.table.update(scale=4.0))
+@trap(table=lambda: {"scale": 1.0}, later=lambda m: m.table.update(scale=4.0))
 def entry_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x * self.table["scale"])
 
 
-@trap("safe", function=lambda: torch.tanh, later=lambda m: setattr(m, "function", torch.sin))
+@trap(function=lambda: torch.tanh, later=lambda m: setattr(m, "function", torch.sin))
 def function_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(self.function(x))
 
 
-@trap("safe", note=lambda: "", later=lambda m: setattr(m, "note", "epoch 3"))
+@trap(note=lambda: "", later=lambda m: setattr(m, "note", "epoch 3"))
 def unread_attribute_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x)
 
 
-@trap("safe", later=lambda m: SETTINGS.update(scale=SETTINGS["scale"] + 1))
+@trap(later=lambda m: SETTINGS.update(scale=SETTINGS["scale"] + 1))
 def setting_of_the_file_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x * SETTINGS["scale"])
 
 
-@trap("safe", later=lambda m: globals().update(FACTOR=FACTOR + 1))
+@trap(later=lambda m: globals().update(FACTOR=FACTOR + 1))
 def number_of_the_file_changed_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x * FACTOR)
 
@@ -342,28 +341,28 @@ class Switching(Encoder):
         return x + torch.randn_like(x).cumsum(1) if self.training else x
 
 
-@trap("safe", encoder=Switching, later=_frozen)
+@trap(encoder=Switching, later=_frozen)
 def part_frozen_later(self: Any, x: Tensor) -> Tensor:
     return self.run(self.encoder(x))
 
 
-@trap("safe", encoder=Encoder, later=_frozen)
+@trap(encoder=Encoder, later=_frozen)
 def part_with_dropout_frozen_later(self: Any, x: Tensor) -> Tensor:
     return self.run(F.dropout(self.encoder(x), 0.5, self.encoder.training))
 
 
-@trap("safe", later=lambda m: m.half() and m.float() and m.double(), around=lambda: torch.autocast("cpu"))
+@trap(later=lambda m: m.half() and m.float() and m.double(), around=lambda: torch.autocast("cpu"))
 def other_dtype_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x.to(self.layers[0].weight.dtype))
 
 
-@trap("safe", around=lambda: torch.autocast("cpu", torch.bfloat16))
+@trap(around=lambda: torch.autocast("cpu", torch.bfloat16))
 def literal_under_autocast_later(self: Any, x: Tensor) -> Tensor:
     y = self.layers[0](x)
     return self.run(y * torch.ones(WIDTH, dtype=y.dtype) + x.to(y.dtype))
 
 
-@trap("safe", around=lambda: torch.autocast("cpu", torch.bfloat16))
+@trap(around=lambda: torch.autocast("cpu", torch.bfloat16))
 def mask_under_autocast_later(self: Any, x: Tensor) -> Tensor:
     y = self.layers[0](x)
     mask = torch.zeros(x.size(1), x.size(1), dtype=y.dtype).fill_(torch.finfo(y.dtype).min).triu(1)
@@ -399,7 +398,7 @@ def _ones(module: nn.Module) -> None:
         nn.init.constant_(p, 0.1)
 
 
-@trap("safe", later=lambda m: setattr(m.layers[0], "weight", nn.Parameter(torch.ones(WIDTH, WIDTH))))
+@trap(later=lambda m: setattr(m.layers[0], "weight", nn.Parameter(torch.ones(WIDTH, WIDTH))))
 def weight_replaced_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x)
 
@@ -422,7 +421,7 @@ def own_buffer_replaced_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x + self.table)
 
 
-@trap("safe", table=lambda: torch.zeros(WIDTH), later=lambda m: setattr(m, "table", torch.ones(WIDTH)))
+@trap(table=lambda: torch.zeros(WIDTH), later=lambda m: setattr(m, "table", torch.ones(WIDTH)))
 def plain_tensor_replaced_later(self: Any, x: Tensor) -> Tensor:
     return self.run(x + self.table)
 

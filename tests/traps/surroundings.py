@@ -55,7 +55,7 @@ def precise() -> Iterator[None]:
         torch.set_float32_matmul_precision(was)
 
 
-@trap("safe", around=lambda: default_dtype(torch.float64))
+@trap(around=lambda: default_dtype(torch.float64))
 def other_default_dtype_later(self: Any, x: Tensor) -> Tensor:
     return self.run((x + torch.zeros(WIDTH)).float() * torch.ones(WIDTH).element_size())
 
@@ -67,42 +67,42 @@ def default_dtype_within(self: Any, x: Tensor) -> Tensor:
     return self.run(x * scale.float() + torch.tensor(0.5))
 
 
-@trap("safe", around=lambda: default_dtype(torch.float64))
+@trap(around=lambda: default_dtype(torch.float64))
 def default_dtype_asked(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if torch.get_default_dtype() is torch.float64 else x)
 
 
-@trap("safe", around=deterministic)
+@trap(around=deterministic)
 def determinism_asked(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if torch.are_deterministic_algorithms_enabled() else x)
 
 
-@trap("safe", around=precise)
+@trap(around=precise)
 def precision_asked(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if torch.get_float32_matmul_precision() == "high" else x)
 
 
-@trap("safe", around=environment)
+@trap(around=environment)
 def environment_asked(self: Any, x: Tensor) -> Tensor:
     return self.run(x * float(os.environ.get("AUTOPIPE_TRAP", "1")))
 
 
-@trap("safe", around=environment)
+@trap(around=environment)
 def environment_asked_by_os(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if os.getenv("AUTOPIPE_TRAP") else x)
 
 
-@trap("safe", around=lambda: torch.autograd.set_detect_anomaly(True))
+@trap(around=lambda: torch.autograd.set_detect_anomaly(True))
 def anomaly_asked(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if torch.is_anomaly_enabled() else x)
 
 
-@trap("safe", around=lambda: torch.autocast("cpu", torch.bfloat16))
+@trap(around=lambda: torch.autocast("cpu", torch.bfloat16))
 def autocast_asked(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if torch.is_autocast_enabled("cpu") else x)
 
 
-@trap("safe", around=lambda: torch.autocast("cpu", torch.bfloat16))
+@trap(around=lambda: torch.autocast("cpu", torch.bfloat16))
 def own_cast_where_there_is_none(self: Any, x: Tensor) -> Tensor:
     is_on = torch.is_autocast_enabled("cpu")
     with torch.autocast("cpu", enabled=False) if is_on else contextlib.nullcontext():
@@ -189,7 +189,7 @@ def gradient_asked_of_the_result(self: Any, x: Tensor) -> Tensor:
     return out * 2 if out.requires_grad else out
 
 
-@trap("safe", around=torch.no_grad)
+@trap(around=torch.no_grad)
 def gradient_asked_later(self: Any, x: Tensor) -> Tensor:
     out = self.run(x)
     return out * 2 if out.requires_grad else out

@@ -79,7 +79,8 @@ def _verdict(trap: Trap) -> tuple[str, str]:
         return "silent", f"the capture changed {said}"
 
     def pipe(*args: Any, **kwargs: Any) -> Any:
-        return found.answer(run_stages(found, stages, args, kwargs), args, kwargs)
+        given = run_stages(found, stages, args, kwargs)
+        return found.kind_of(args, kwargs)[0].answer(given, args, kwargs)
 
     try:
         placed = frozenset(n for s in stages for n, _ in s.named_parameters(remove_duplicate=False))

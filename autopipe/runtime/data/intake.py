@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...stages import Section, Stage
+from ...tracing.inputs.held_numbers import divided, placed
 from ...tracing.inputs.structure import flatten
 from ..options import Options, Request
 from ..wire.peers import Peers
@@ -255,7 +256,10 @@ class Intake:
             if isinstance(given, dict):
                 self._meet_form(there, given)
             else:
-                self._check_alike(feed, "kind", self._bind(*given)[0].number, there)
+                called, numbers = divided(given[1])
+                with placed(self._capture.model, numbers):
+                    here = self._bind(given[0], called)[0].number
+                self._check_alike(feed, "kind", here, there)
         batch = self._split(self._kinds[number], leaves, target, n, is_weighed=self._is_weighed)
         if is_new:
             self._check_alike(feed, "forms", [*self._meet(batch).forms], [*forms])

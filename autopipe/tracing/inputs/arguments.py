@@ -20,6 +20,7 @@ from torch import nn
 from ...errors import InputError
 from .contents import SIMPLE, contents
 from .free_numbers import FreeNumber, as_tensor, freed, is_number, plainly_given
+from .held_numbers import HELD, divided
 from .names import Namer
 from .structure import Spec, flatten, hides_tensors, paths, unflatten
 
@@ -29,11 +30,14 @@ __all__ = ["Inputs", "arguments", "shown", "signature"]
 def arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments by parameter name of ``model.forward``, those equal to their default left out.
 
+    What numbers in attributes are given beside them come last.
+
     Raises :class:`InputError` where they do not fit the signature.
     """
+    own, held = divided(kwargs)
     try:
         expected = signature(model.forward)
-        bound = expected.bind(*args, **kwargs)
+        bound = expected.bind(*args, **own)
     except TypeError as error:
         raise InputError(f"{type(model).__name__}.forward does not take these arguments: {error}") from error
     out: dict[str, Any] = {}
@@ -50,7 +54,7 @@ def arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             out.update({f"{name}[{i}]": v for i, v in enumerate(value)})
         elif not _is_default(value, parameter.default):
             out[name] = value
-    return out
+    return {**out, HELD: held} if held else out
 
 
 def _is_default(value: Any, default: Any) -> bool:
@@ -154,6 +158,18 @@ class Inputs:
             raise InputError(f"{self.model}: " + "; ".join(faults))
         leaves = [as_tensor(v) if i in self.numbers else v for i, v in enumerate(leaves)]
         return {n: v for n, v in zip(self.names, leaves, strict=True) if n is not None}
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """By path and name, the attributes whose numbers are inputs."""
+        places = zip(self.spec.keys, self.spec.children, strict=True)
+        return next((child.keys for key, child in places if key == HELD), ())
+
+    @property
+    def values_held(self) -> dict[str, list[Any]]:
+        """Of each attribute that is ``held`` the numbers that are known."""
+        first = len(self.names) - len(self.held)  # they come last
+        return {name: self._values_met(first + n) for n, name in enumerate(self.held)}
 
     @property
     def names_of_numbers(self) -> frozenset[str]:
@@ -313,6 +329,8 @@ def _by_position(
 def shown(trail: Any) -> str:
     """The steps to a piece of the arguments as a person would write them: ``batch["mask"]``."""
     (_, first), *rest = trail
+    if first == HELD:
+        return f"{HELD}.{rest[0][1]}"
     return str(first) + "".join(f"[{k!r}]" if kind == "item" else f".{k}" for kind, k in rest)
 
 

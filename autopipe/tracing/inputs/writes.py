@@ -15,6 +15,7 @@ from torch import nn
 from ...errors import CaptureError, InputError
 from .arguments import arguments, shown
 from .free_numbers import plainly_given
+from .held_numbers import divided, placed
 from .mutable import Holder, content, holders
 from .structure import Spec, Step
 
@@ -51,9 +52,11 @@ def called(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     raises :class:`CaptureError` where the model writes into that.
     """
     args, kwargs = plainly_given((args, kwargs))
+    kwargs, numbers = divided(kwargs)
     held = [*holders(arguments(model, args, kwargs))]
     try:
-        result = model(*args, **kwargs)
+        with placed(model, numbers):
+            result = model(*args, **kwargs)
         changes = _changes(model, held)
     finally:
         for holder in held:

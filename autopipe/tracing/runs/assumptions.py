@@ -22,6 +22,7 @@ from ..calls import regions
 from ..calls.call import Call, Recording
 from ..calls.perform import registered
 from ..code.leaves import lies_in_leaf
+from ..inputs.free_numbers import is_number
 from ..record.replaced_buffers import HeldBuffer
 from ..state import global_hooks
 from ..state.reach import Reached, reached
@@ -63,7 +64,7 @@ class Assumptions:
     training flag, path and that mode. What calls of the model itself put in the place of buffers that it has
     ``replaced``, by name, is taken for what they hold. Rows take places of the ``tables`` by their number,
     which these may lead elsewhere: what they hold is to stay. ``found`` is what was reached before the model
-    was recorded.
+    was recorded. The numbers that attributes have ``held``, by path and name, are inputs of each call.
     """
 
     def __init__(
@@ -80,10 +81,17 @@ class Assumptions:
         replaced: Collection[str] = (),
         tables: Collection[str] = (),
         found: Reached | None = None,
+        held: Collection[tuple[str, str]] = (),
     ) -> None:
-        self.model, self.dtypes, self.filled, self.carried = model, dtypes, filled, carried
+        self.model, self.dtypes, self.filled, self.carried = (
+            model,
+            dtypes,
+            frozenset((*filled, *held)),
+            carried,
+        )
         self.called: set[bool] = set()
-        self.switched = frozenset(switched)
+        self.held, self.switched = frozenset(held), frozenset(switched)
+        self.otherwise: dict[int, tuple[Any, ...]] = {}
         self.taken, self.functions, self.replaced, self.tables = taken, functions, replaced, tables
         self.flags = {mode: dict(flags) for mode in _MODES}
         self.casts = {mode: {_casts()} for mode in _MODES}
@@ -92,7 +100,7 @@ class Assumptions:
             found = reached(model, is_open)
         told = model, self.opened, taken, functions, tables
         self._readers_but = functools.partial(readers, *told, beside=found, is_open=is_open)
-        self.readers = [*self._readers_but(filled)]
+        self.readers = [*self._readers_but(self.filled)]
         modes = tuple(m.training for _, m in self.opened)
         training = model.training
         # a form is recorded in the modes the model was given in, where the model was in that form's
@@ -112,7 +120,7 @@ class Assumptions:
             shown = ", ".join(map(str, changed))
             raise InputError(
                 f"{type(self.model).__name__} cannot be copied now: {shown} changed after the capture; "
-                "call it once, which checks whether that matters, or capture again"
+                "call it once, which checks whether that matters, put it back, or capture again"
             )
         opened = frozenset(path for path, _ in self.opened)
         how = self.taken, self.modes, self.dtypes, self.flags, self.casts, self.functions
@@ -187,6 +195,29 @@ class Assumptions:
             ]
         return out
 
+    def changed_numbers(self) -> dict[str, Any]:
+        """By path and name, numbers in attributes as they were where they are others; flags are none."""
+        paths = {id(module): path for path, module in self.opened}
+        out = {}
+        for place in self._differing():
+            if (module := self.readers[place].module) is None:
+                continue
+            now, before = self.readers[place].fields, zip(self.names[place], self.values[place], strict=True)
+            for name, was in before:
+                value = now.get(name)
+                if is_number(value) and type(was) is type(value) and was != value:
+                    out[".".join(filter(None, (paths[id(module)], name)))] = was
+        return out
+
+    @property
+    def is_otherwise(self) -> bool:
+        """Whether in the present state, as far as it is held, the model is known to be another."""
+        return any(_are_all_same(self.otherwise, found) for found in [self._differing()] if found)
+
+    def know_otherwise(self) -> None:
+        """The model is another in the present state."""
+        self.otherwise = self._differing()
+
     def is_known_at(self, sizes: Any) -> bool:
         """Whether the present attributes were said to make no difference at these sizes of the inputs."""
         known, at = self.by_size
@@ -203,7 +234,7 @@ class Assumptions:
         if not self.dtypes or (now := _casts()) in self.casts[self.model.training]:
             return []
         shown = ", ".join(f"{device} to {dtype}" for device, enabled, dtype, _ in now[0] if enabled) or "off"
-        return [Change(f"autocast ({shown}; default dtype {now[1]})", Kind.CAST)]
+        return [Change(f"autocast ({shown}; default dtype {now[1]})", Kind.STATE)]
 
     def accept(self) -> None:
         """Take the present state for the one that was recorded."""
@@ -214,7 +245,7 @@ class Assumptions:
         """Hold the state to what another recording of the same model asked for, too; ``forms`` are all."""
         self.dtypes = self.dtypes or dtypes
         self.flags = {mode: {**flags, **known} for mode, known in self.flags.items()}
-        if (filled := filled_in(forms)) != self.filled:
+        if (filled := filled_in(forms) | self.held) != self.filled:
             self.filled, self.readers = filled, [*self._readers_but(filled)]
             self._take()
 
@@ -306,11 +337,12 @@ def assumptions_of(
     flags: Mapping[str, Flag],
     found: Reached,
     tables: Collection[str],
+    held: Collection[str] = (),
 ) -> Assumptions:
     """What the recordings of a model may have read of it; ``constants`` are theirs by name.
 
     ``found`` is what was reached from the model before it was recorded, ``tables`` those of which rows take
-    places by number.
+    places by number. What the attributes ``held`` hold, by path and name, are inputs of each call.
     """
     calls = [c for fs in forms.values() for f in fs for c in f.calls]
     taken = {c.target for c in calls if c.op == "get_attr" and isinstance(c.value, (torch.Tensor, nn.Module))}
@@ -330,7 +362,8 @@ def assumptions_of(
     replaced = frozenset[str]().union(*(f.replaced for fs in forms.values() for f in fs))
     # what the model itself writes there is no change of a user's
     left = filled, carried, switched, replaced, [*filter(lambda t: t not in {*written, *replaced}, tables)]
-    return Assumptions(model, is_open, named, dtypes, flags, used, *left, found)
+    places = [(path, field) for path, _, field in (name.rpartition(".") for name in held)]
+    return Assumptions(model, is_open, named, dtypes, flags, used, *left, found, places)
 
 
 def filled_in(forms: Iterable[Recording]) -> frozenset[tuple[str, str]]:

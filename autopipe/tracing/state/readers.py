@@ -45,8 +45,6 @@ class Kind(enum.Enum):
     """Other tensors or layers in the places of those that stages hold: no recording shows that."""
     INFERENCE = enum.auto()
     """Inference mode, in which nothing is recorded."""
-    CAST = enum.auto()
-    """The autocast or default dtype in force."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

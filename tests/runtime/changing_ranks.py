@@ -1,0 +1,42 @@
+"""State changed between steps on two ranks, each given the batch or fed it; ``changing_ranks.py``."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from changing_models import batch, check_step, model_and_twin, states
+from torch.nn import functional as F
+
+import autopipe
+from autopipe.errors import AutopipeError
+
+
+def check(**options: object) -> None:
+    """Every rank sets the state alike."""
+    model, twin = model_and_twin()
+    pipe = autopipe.split(model, 2, (batch(0),), n_microbatches=2, costs="estimated")
+    rt = pipe.runtime(loss_fn=F.mse_loss, **options)
+    for seed, state in enumerate(states()):
+        vars(model).update(state)
+        vars(twin).update(state)
+        check_step(rt, twin, seed, is_quiet="feed" in options and dist.get_rank() != 0)
+
+
+def check_unlike() -> None:
+    """One rank alone sets the state: all hear of it."""
+    model, _ = model_and_twin()
+    pipe = autopipe.split(model, 2, (batch(0),), n_microbatches=2, costs="estimated")
+    rt = pipe.runtime(loss_fn=F.mse_loss)
+    if dist.get_rank() == 0:
+        model.temperature = 2.0
+    with pytest.raises(AutopipeError, match="rank"):
+        rt.step(batch(0), target=batch(0))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    check()
+    check(feed=0)
+    check(schedule="gpipe", release=True)
+    check_unlike()
+    dist.destroy_process_group()
