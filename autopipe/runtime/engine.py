@@ -199,8 +199,12 @@ class Engine:
 
     def _check_rows(self, batch: Batch, has_backward: bool) -> None:
         """Raise :class:`InputError` where microbatches are not what their batch is."""
-        if batch.n_microbatches > 1 and (self.is_whole or not self.options.batch_dims):
-            self.kinds[batch.kind].mixed.check(batch, has_backward=has_backward)
+        if batch.n_microbatches < 2:
+            return
+        mixed = self.kinds[batch.kind].mixed
+        mixed.check_tables()
+        if self.is_whole or not self.options.batch_dims:
+            mixed.check(batch, has_backward=has_backward)
 
     def _wire(self) -> None:
         """Make what hangs on the code of the stages, and on the values that they take and give."""

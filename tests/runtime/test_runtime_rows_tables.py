@@ -97,13 +97,15 @@ def test_a_table_by_which_rows_are_taken_is_not_written_anew_unseen(take):
         runtime.step(x, target=x)
 
 
-@pytest.mark.parametrize("take", [of_features, of_positions])
-def test_a_table_by_which_no_rows_are_taken_may_be_written_anew(take):
-    runtime, model, twin, x = trained(lambda: Ordered(take))
+@pytest.mark.parametrize(
+    ("take", "n"), [(sliced, 1), (counted_up, 1), (masked, 1), (None, 1), (of_features, 3), (of_positions, 3)]
+)
+def test_a_table_may_be_written_anew_where_no_rows_of_several_microbatches_are_taken_by_it(take, n):
+    runtime, model, twin, x = trained(lambda: Ordered(take) if take else OrderedInside())
     swap(model)
     swap(twin)
     model.zero_grad()
-    loss = runtime.step(x, target=x).loss.item()
+    loss = runtime.step(x, target=x, n_microbatches=n).loss.item()
     expected = (twin(x) - x).square().mean()
     expected.backward()
     assert loss == pytest.approx(expected.item(), rel=1e-12)

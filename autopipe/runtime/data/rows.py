@@ -41,6 +41,15 @@ class MixedRows:
         self._mode, self._is_whole = mode, is_whole
         self._warned = False
 
+    def check_tables(self) -> None:
+        """Raise :class:`InputError` where tables by which rows are taken hold something else than before."""
+        if self._mode != "allow" and (told := ", ".join(self._capture.assumptions.rewritten())):
+            raise InputError(
+                f"{told} changed after the capture, and rows of a batch of {type(self._model).__name__} take "
+                "places there by their number, so that they may depend on one another; pass "
+                "n_microbatches=1, put it back, or capture again as it is now"
+            )
+
     def check(self, batch: Batch, *, has_backward: bool) -> None:
         """Raise :class:`InputError` where microbatches would not be what the batch is; warn once of less.
 

@@ -26,7 +26,7 @@ from ..inputs.free_numbers import is_number
 from ..record.replaced_buffers import HeldBuffer
 from ..state import global_hooks
 from ..state.reach import Reached, reached
-from ..state.readers import Change, Kind, are_same, is_same, is_switched, readers
+from ..state.readers import Change, Content, Kind, are_same, is_same, is_switched, readers
 from ..values.reads import Flag
 
 __all__ = ["Assumptions", "Attribute", "assumptions_of"]
@@ -63,7 +63,7 @@ class Assumptions:
     in which there were calls. ``switched`` are the modules that calls leave in a mode of their own: by
     training flag, path and that mode. What calls of the model itself put in the place of buffers that it has
     ``replaced``, by name, is taken for what they hold. Rows take places of the ``tables`` by their number,
-    which these may lead elsewhere: what they hold is to stay. ``found`` is what was reached before the model
+    so that what was found of rows holds for what is in these. ``found`` is what was reached before the model
     was recorded. The numbers that attributes have ``held``, by path and name, are inputs of each call.
     """
 
@@ -98,7 +98,8 @@ class Assumptions:
         self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
         if found is None or not found.is_still(is_open):
             found = reached(model, is_open)
-        told = model, self.opened, taken, functions, tables
+        self._contents = [(name, content, content()) for name in tables for content in [Content(model, name)]]
+        told = model, self.opened, taken, functions
         self._readers_but = functools.partial(readers, *told, beside=found, is_open=is_open)
         self.readers = [*self._readers_but(self.filled)]
         modes = tuple(m.training for _, m in self.opened)
@@ -116,7 +117,7 @@ class Assumptions:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copied or pickled with its model: what the copy's code reaches is looked for anew."""
-        if changed := self.changed():
+        if changed := [*self.changed(), *self.rewritten()]:
             shown = ", ".join(map(str, changed))
             raise InputError(
                 f"{type(self.model).__name__} cannot be copied now: {shown} changed after the capture; "
@@ -175,6 +176,10 @@ class Assumptions:
         out += [*flagged, *self._cast_anew()]
         self.n_in_a_row = self.n_in_a_row if out else 0
         return out
+
+    def rewritten(self) -> list[str]:
+        """The tables by which rows are taken that hold something else than when the model was recorded."""
+        return [f"what {name} holds" for name, content, before in self._contents if content() != before]
 
     def changed_attributes(self, n_changes: int) -> list[Attribute]:
         """The attributes that are not as they were; empty where others of the ``n_changes`` are."""

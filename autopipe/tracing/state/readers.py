@@ -24,7 +24,7 @@ from .cells import Cell, content
 from .global_names import come_to, names_in
 from .reach import HOOKS, Reached
 
-__all__ = ["Change", "Kind", "Reader", "are_same", "is_same", "is_switched", "readers"]
+__all__ = ["Change", "Content", "Kind", "Reader", "are_same", "is_same", "is_switched", "readers"]
 
 Read = Callable[[], tuple[Any, ...]]
 _SIMPLE = (int, float, str, bytes, bool, type(None), tuple)
@@ -87,22 +87,18 @@ def readers(
     opened: Collection[tuple[str, nn.Module]],
     taken: Iterable[str],
     functions: Iterable[tuple[str, str]],
-    tables: Iterable[str],
     filled: Collection[tuple[str, str]],
     beside: Reached,
     is_open: Callable[[str], bool],
 ) -> Iterator[Reader]:
     """A reader of each group: of ``opened`` modules, by path; of the weights ``taken`` of others, by name.
 
-    Of torch's ``functions``, by module and name; of what ``tables`` hold, by name; of what is reached
-    ``beside`` attributes of open modules.
+    Of torch's ``functions``, by module and name; of what is reached ``beside`` attributes of open modules.
     What is ``filled`` in each call, by path and name, is not read.
     """
     yield from _of_modules(model, opened, taken, filled)
     called = functools.partial(_at, [(vars(sys.modules[module]), name) for module, name in functions])
     yield Reader("a function of torch", called)
-    for name in tables:
-        yield Reader(f"what {name} holds", _Content(model, name), Kind.WEIGHTS)
     without = {id(vars(registered(model, path)).get(name)) for path, name in filled}
     is_open = functools.cache(is_open)
     for path, name, read in _beside(beside, without):
@@ -131,7 +127,7 @@ def _of_modules(
     yield Reader("the class of a module", functools.partial(_classes, tuple(m for _, m in opened)))
 
 
-class _Content:
+class Content:
     """Reads a checksum of what a tensor holds; where it holds nothing, that of before."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
