@@ -22,6 +22,8 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import torch
+
 from benchmarks.capture import workers
 from benchmarks.capture.summary import environment, placeless
 
@@ -30,6 +32,8 @@ from . import (  # noqa: F401
     annotated,
     attentions,
     by_hand,
+    columns,
+    domains,
     frameworks,
     further,
     graphs,
@@ -110,6 +114,8 @@ def _each(cases: list[Case], limit_s: float) -> Iterator[tuple[Case, dict[str, A
             said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:300]}"
             yield from ((case, {"eager": said}) for case in chosen)
             continue
+        finally:
+            torch.set_default_dtype(torch.float32)  # neurodiffeq sets another while it is imported
         yield from workers.run(_quiet, chosen, n_jobs=1, limit_s=limit_s)
 
 
