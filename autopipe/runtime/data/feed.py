@@ -6,7 +6,7 @@ Splitting a batch into microbatches is left to ``microbatch``, which every rank 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -27,11 +27,10 @@ __all__ = ["Feed", "Given"]
 
 Ways = tuple[tuple[int, ...], tuple[int, ...], bool]
 """A batch's ``forms``, ``of_all`` and ``is_new``."""
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""(positional, keyword arguments) of a batch."""
-Met = list[tuple[int, Call | dict[str, Any]]]
-"""What the model was recorded on: the number of a kind with a call of it where that is new, or with inputs by
-name that one of its forms is for."""
+What = Literal["kind", "form"]
+Met = list[tuple[What, int, Any]]
+"""What the model was recorded on, with the number of a kind: where that is new its (positional, keyword
+arguments), or inputs by name that one of its forms is for."""
 Given = tuple[dict[str, Any], Any, int, Weights, Ways, tuple[int, Met]]
 """(inputs by name, target, asked number of microbatches, weight of each and what they counted, the forms that
 are asked for, the kind and what is to be recorded ahead): a tensor that is of no use to this rank is on the
@@ -55,7 +54,7 @@ class Header(msgspec.Struct, frozen=True):
     is_new: bool = False
     of_all: tuple[int, ...] = ()
     kind: int = 0
-    met: list[tuple[int, Announced]] = []
+    met: list[tuple[What, int, Announced]] = []
     fault: str = ""
 
 
@@ -119,7 +118,7 @@ class Feed:
         met = self._laid(n_kinds) if is_new else []
         try:
             told = Announcement(forms, frame).told()
-            ahead = [(number, call.told()) for number, call, _ in met]
+            ahead = [(what, number, given.told()) for what, number, given, _ in met]
         except StepError as error:
             raise InputError(
                 f"rank {self.source} cannot feed this batch to the others, since its inputs or its target "
@@ -130,7 +129,7 @@ class Feed:
         ways = batch.forms, is_new, batch.of_all, batch.kind, ahead
         if is_new:
             self._known, self._met, self._refused = self._recorded(), [], []
-        first = [t for _, _, laid in met for t in laid]
+        first = [t for *_, laid in met for t in laid]
         laid = [f.to_wire(t) if x else t for f, t, x in zip(forms, tensors, leave, strict=True)]
         leaving = []
         for rank, sent in is_sent.items():
@@ -160,7 +159,7 @@ class Feed:
         if header.fault:
             peers.position.waits_for = -1
             raise InputError(header.fault)
-        met = [(number, self._heard(Announcement.heard(told))) for number, told in header.met]
+        met = [(what, n, self._heard(Announcement.heard(told))) for what, n, told in header.met]
         told = Announcement.heard(header.told)
         tensors = []
         for form, is_sent in zip(told.tensors, header.sent, strict=True):
@@ -174,27 +173,26 @@ class Feed:
         ways = header.forms, header.of_all, header.is_new
         return inputs, target, header.n_microbatches, header.weights, ways, (header.kind, met)
 
-    def _laid(self, n_kinds: int) -> list[tuple[int, Announcement, list[Tensor]]]:
+    def _laid(self, n_kinds: int) -> list[tuple[What, int, Announcement, list[Tensor]]]:
         """What was recorded since there were ``n_kinds``, in its order, to be told and sent."""
         new = [kind for kind in self._kinds if kind.number >= n_kinds]
-        calls = [(kind.number, kind.number, plainly_given(kind.capture.example)) for kind in new]
-        forms = [(n - 0.5, number, [inputs]) for number, n, inputs in self._refused]
-        found = []
-        for _, number, given in sorted([*forms, *calls], key=lambda one: one[0]):
-            tensors, frame = flatten(given)
+        met: list[tuple[float, What, int, Any]] = [
+            (kind.number, "kind", kind.number, plainly_given(kind.capture.example)) for kind in new
+        ]
+        met += [(n - 0.5, "form", number, inputs) for number, n, inputs in self._refused]
+        found: list[tuple[What, int, Announcement, list[Tensor]]] = []
+        for _, what, number, given in sorted(met, key=lambda one: one[0]):
+            tensors, frame = flatten([given])
             here = [accelerator.upload(t.detach(), self._device) for t in tensors]
             told = Announcement(tuple(map(Form.of, here)), frame)
-            found.append((number, told, [f.to_wire(t) for f, t in zip(told.tensors, here, strict=True)]))
+            laid = [f.to_wire(t) for f, t in zip(told.tensors, here, strict=True)]
+            found.append((what, number, told, laid))
         return found
 
-    def _heard(self, told: Announcement) -> Call | dict[str, Any]:
+    def _heard(self, told: Announcement) -> Any:
         """A call of a new kind, or inputs that a form is for."""
         assert told.frame is not None  # neither is a tensor
-        found = told.frame.fill([self._receive(form) for form in told.tensors])
-        if len(found) == 1:
-            inputs: dict[str, Any] = found[0]
-            return inputs
-        return tuple(found[0]), found[1]
+        return told.frame.fill([self._receive(form) for form in told.tensors])[0]
 
     def _receive(self, form: Form) -> Tensor:
         laid = form.empty(self._device)

@@ -252,13 +252,14 @@ class Intake:
                 f"rank {self._rank} was given inputs, but only rank {feed.source} feeds this pipeline; call "
                 "step() without any here, or make the runtime without feed"
             )
-        for there, given in met:
-            if isinstance(given, dict):
+        for what, there, given in met:
+            if what == "form":
                 self._meet_form(there, given)
             else:
-                called, numbers = divided(given[1])
+                args, kwargs = given
+                called, numbers = divided(kwargs)
                 with placed(self._capture.model, numbers):
-                    here = self._bind(given[0], called)[0].number
+                    here = self._bind(tuple(args), called)[0].number
                 self._check_alike(feed, "kind", here, there)
         batch = self._split(self._kinds[number], leaves, target, n, is_weighed=self._is_weighed)
         if is_new:
