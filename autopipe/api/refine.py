@@ -18,6 +18,7 @@ from ..graph import Op
 from ..plans import Plan
 from ..solve.stopping import clock_s, interrupts, timed_by_work
 from ..tracing import Capture
+from ..tracing.code.leaves import is_torchs
 
 __all__ = ["Planned", "refine"]
 
@@ -307,4 +308,4 @@ def _likeness(module: nn.Module) -> tuple[Any, ...]:
 
 def _is_single(module: nn.Module) -> bool:
     """Whether a leaf is one of torch's own layers without parts, which opens into a single call."""
-    return type(module).__module__.startswith("torch.nn.modules") and not any(module.children())
+    return is_torchs(module) and not any(module.children())

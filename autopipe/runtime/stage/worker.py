@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...stages import Section, Stage, rng
 from ...torch_private import backward
+from ...tracing.code.leaves import is_torchs
 from ..data.microbatch import Batch
 from ..reduce.parallel import Replicas
 from ..wire.boundary import REQUIRES_GRAD, Edge, flatten
@@ -89,7 +90,9 @@ class Worker:
         self._recompute, self._mutated, self._is_random = recompute, tuple(mutated), is_random
         self._derives = derives
         self._offloads = offloads and not recompute
-        self._rewritten = [] if recompute else [held for held in self._mutated if not _is_torchs(held[0])]
+        # of what layers of torch's write, as batch norms their statistics, autograd keeps nothing
+        own = [held for held in self._mutated if type(held[0]) is nn.Module or not is_torchs(held[0])]
+        self._rewritten = [] if recompute else own
         self._flags: dict[Any, tuple[tuple[bool, ...], ...]] = {}
         self.replicas = Replicas(stage)
         self._probe: list[tuple[int, int, str]] | None = None
@@ -392,8 +395,3 @@ def _unchanged(buffers: Sequence[tuple[nn.Module, str]]) -> Iterator[None]:
 
 def _is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor).all())
-
-
-def _is_torchs(module: nn.Module) -> bool:
-    """Whether it is a layer of torch's, such as a batch norm: autograd keeps nothing of their statistics."""
-    return type(module) is not nn.Module and type(module).__module__.startswith("torch.nn.")

@@ -17,12 +17,11 @@ from torch import nn
 from ...errors import InputError
 from ...torch_private import COND, DYNAMO
 
-__all__ = ["Policy", "eager", "is_compiled", "lies_in_leaf"]
+__all__ = ["Policy", "eager", "is_compiled", "is_torchs", "lies_in_leaf"]
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 ENOUGH = 4
 """Calls with parameters that a capture should have at least, so that there is something to cut."""
-_ATOMIC_PREFIX = "torch.nn."
 _COMPOSITE_PREFIX = "torch.nn.modules.transformer"
 
 
@@ -120,11 +119,15 @@ class Policy:
             queue += [(p, c) for p, c in children if _is_wrapper(c)]
 
 
+def is_torchs(module: nn.Module) -> bool:
+    """Whether its class is torch's own, layer or container: it runs nobody else's code."""
+    return type(module).__module__.startswith("torch.nn.")
+
+
 def is_atomic(module: nn.Module) -> bool:
     """Whether a module has no inside to record: one of torch's own layers, or compiled code."""
-    name = type(module).__module__
-    own = name.startswith(_ATOMIC_PREFIX) and not name.startswith(_COMPOSITE_PREFIX)
-    return (own and type(module) not in _LISTS) or is_compiled(module)
+    is_single = is_torchs(module) and not type(module).__module__.startswith(_COMPOSITE_PREFIX)
+    return (is_single and type(module) not in _LISTS) or is_compiled(module)
 
 
 def calls_otherwise(module: nn.Module) -> bool:

@@ -18,6 +18,7 @@ from ..calls.call import Call
 from ..calls.named import is_code
 from ..inputs.contents import is_filled
 from ..state.global_names import is_foreign
+from .leaves import is_torchs
 
 __all__ = ["OwnCode"]
 
@@ -67,7 +68,7 @@ class OwnCode:
         if not is_module:
             return is_code(target)
         inside = self.model.get_submodule(target).modules()
-        return any(not type(m).__module__.startswith("torch.nn.") for m in inside)
+        return not all(map(is_torchs, inside))
 
     def _named(self, is_module: bool, target: Any) -> frozenset[str]:
         held = [held for held, _ in self._within(is_module, target)]
