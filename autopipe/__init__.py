@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -112,13 +113,26 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def _is_in_group() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return bool(getattr(distributed, "is_initialized", bool)())  # torch may be half imported, or without it
+
+
 @atexit.register
 def _say_ended() -> None:
-    """Leave word for other ranks that this process ends by an error, also where it called nothing yet."""
-    distributed = sys.modules.get("torch.distributed")
-    is_in_group = getattr(distributed, "is_initialized", bool)  # torch may be half imported, or without it
-    if hasattr(sys, "last_value") and is_in_group():
+    """Leave word for other ranks that this process ends, also where it called nothing yet."""
+    if _is_in_group():
         importlib.import_module(".runtime.wire.ended", __name__).say_ended()
+
+
+def _be_no_rank() -> None:
+    """The end of a process that a rank forked is not that rank's."""
+    if _is_in_group():
+        atexit.unregister(_say_ended)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_be_no_rank)
 
 
 def __dir__() -> list[str]:

@@ -14,7 +14,7 @@ import logging
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch
@@ -131,40 +131,52 @@ def one_call(name: str) -> contextlib.AbstractContextManager[None]:
     return call_of_all(name) if in_group() else contextlib.nullcontext()
 
 
-def make_alike(what: str, make: Callable[[], T], digest: Callable[[T], str], limit_s: float | None) -> T:
-    """Run ``make`` on every rank and check that the results are alike.
+def make_alike(
+    what: str,
+    make: Callable[[], T],
+    digest: Callable[[T], str],
+    limit_s: float | None,
+    asked: Mapping[str, str] | None = None,
+) -> T:
+    """Run ``make`` on every rank and check that the results are alike, and what ranks ``asked`` for.
 
     Where one rank fails all raise: that rank its own error, the others one that names it. Raises
-    :class:`PlanError` on every rank when digests differ, :class:`StepError` when a rank is gone: silent for
-    ``limit_s``.
+    :class:`PlanError` on every rank when digests differ, or what was asked, which it names;
+    :class:`StepError` when a rank is gone: silent for ``limit_s``.
     """
     if not in_group():
         return make()
     made: T | None = None
     failure: Exception | None = None
+    mine: tuple[str, dict[str, str]]
     with Parley(limit_s) as talk:
         try:
             made = make()
-            mine = ("made", digest(made))
+            mine = ("made", {**(asked or {}), what: digest(made)})
         except Exception as error:
             # the peers wait for the word below, so they hear of the failure before it is raised
             failure = error
-            mine = ("failed", f"{type(error).__name__}: {error}")
+            mine = ("failed", {what: f"{type(error).__name__}: {error}"})
         told = talk.gather("alike", json.dumps(mine), f"ranks agree on {what}")
     everyone = [tuple(json.loads(text)) for text in told]
     if failure is not None:
         raise failure
     failed = [
-        f"rank {rank} failed: {text}" for rank, (state, text) in enumerate(everyone) if state == "failed"
+        f"rank {rank} failed: {said[what]}"
+        for rank, (state, said) in enumerate(everyone)
+        if state == "failed"
     ]
     if failed:
         raise PlanError("; ".join(failed))
-    odd = [f"rank {rank} has {text}" for rank, (_, text) in enumerate(everyone) if text != everyone[0][1]]
-    if odd:
-        raise PlanError(
-            f"ranks disagree on {what}: rank 0 has {everyone[0][1]}, {', '.join(odd)}; give every rank the "
-            "same model code, configuration and example shapes"
-        )
+    first, *others = (said for _, said in everyone)
+    for name in first:
+        if odd := [
+            f"rank {r} has {said[name]}" for r, said in enumerate(others, 1) if said[name] != first[name]
+        ]:
+            raise PlanError(
+                f"ranks disagree on {name}: rank 0 has {first[name]}, {', '.join(odd)}; give every rank the "
+                + ("same model code, configuration and example shapes" if name == what else "same")
+            )
     return made  # type: ignore[return-value]
 
 

@@ -90,3 +90,32 @@ class Options:
             return concern(**{name: left.pop(name) for name in names})
 
         return cls(taken(Recording), taken(Place), taken(Pricing), taken(Training), taken(Cut), left)
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """By name, in words, what ranks that make one plan are to be given alike.
+
+        Where costs come from, on what device and within what time is the affair of the rank that decides.
+        """
+        cut, place = self.cut, self.place
+        found = {
+            "n_stages": cut.n_stages,
+            "n_microbatches": cut.n_microbatches,
+            "schedule": cut.schedule,
+            "balance": cut.balance,
+            "n_ranks": place.n_ranks,
+            "min_ranks": place.min_ranks,
+            **{f.name: getattr(self.training, f.name) for f in dataclasses.fields(self.training)},
+            **self.solver,
+        }
+        return {name: _in_words(value) for name, value in sorted(found.items())}
+
+
+def _in_words(value: Any) -> str:
+    """A plain value in words that are the same in every process; of others, what they are."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k!r}: {_in_words(v)}" for k, v in sorted(value.items())) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(map(_in_words, value)) + "]"
+    is_plain = value is None or isinstance(value, (str, int, float))
+    return repr(value) if is_plain else getattr(value, "__qualname__", type(value).__qualname__)

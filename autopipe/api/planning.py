@@ -48,7 +48,7 @@ def make_plan(
     """What rank 0 decides for all."""
     place, cut, training = options.place, options.cut, options.training
     wanted = cut.n_stages if isinstance(cut.n_stages, int) else None
-    whole = captured(model, args, kwargs, options.recording.written, stall_limit_s)
+    whole = captured(model, args, kwargs, options.recording.written, stall_limit_s, options.asked)
     on = of_the_job(whole) if place.device is None else place.device
     decided_here: list[Capture] = []
 

@@ -51,13 +51,18 @@ def captured(
     kwargs: Mapping[str, Any] | None,
     options: Mapping[str, Any],
     stall_limit_s: float | None,
+    asked: Mapping[str, str],
 ) -> Capture:
-    """The model recorded so on every rank, all alike; or as the caller had it recorded already."""
+    """The model recorded so on every rank, all alike; or as the caller had it recorded already.
+
+    ``asked``: what else is to be the same on every rank, by name.
+    """
     return make_alike(
         "the captured graph",
         lambda: _given_or_recorded(model, args, kwargs, options),
         lambda made: made.ops.digest,
         stall_limit_s,
+        asked,
     )
 
 

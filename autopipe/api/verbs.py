@@ -179,7 +179,7 @@ def split(
     UndecidedError: no plan was found in the time given, and none was ruled out.
     InputError: options or example inputs that do not fit, named with the values allowed.
     PlanError: a given plan is for another graph, or its boundaries or ties are not those of its stages; or
-        ranks disagree on the model.
+        ranks disagree on the model, or on what they ask for.
 
     Example
     -------

@@ -57,13 +57,13 @@ def generate(
     """What ``model.generate(*args, **kwargs)`` gives, on every rank; see :meth:`autopipe.Pipe.generate`."""
     if not hasattr(model, "generate"):
         raise InputError(f"{type(model).__name__} has no generate method; only transformers' models have one")
-    if n_microbatches is not None:
-        n_microbatches = whole("n_microbatches", n_microbatches)
     engine = None if runtime is None else runtime.engine
     if engine is None or engine.peers is None:
+        _pieces(n_microbatches)
         return model.generate(*args, **kwargs)  # type: ignore[operator]
     with engine.turn:
-        call = _Call(engine, n_microbatches)
+        engine.called("generate", lambda: _check_given(engine, args, kwargs, n_microbatches), str)
+        call = _Call(engine, _pieces(n_microbatches))
         given = call.given(args, dict(kwargs))
         call.check(*given)
         try:
@@ -140,11 +140,6 @@ class _Call:
         feed = self._engine.options.feed
         if feed is None:
             return args, kwargs
-        if self._engine.rank != feed and (args or kwargs):
-            raise InputError(
-                f"rank {self._engine.rank} was given arguments, but only rank {feed} feeds this pipeline; "
-                "call generate() without any here"
-            )
         try:
             with self._peers.together("sharing the prompts", waits=False):
                 told = share([list(args), kwargs], self._peers, feed, self._engine.device)
@@ -154,14 +149,6 @@ class _Call:
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise on every rank where one was given different prompts; see whether generators stand alike."""
-        _check_taken(kwargs)
-        _check_taken(_settings(kwargs.get("generation_config")))
-        capture = self._engine.capture
-        if capture.model.training and any(op.is_random for op in capture.ops.compute):
-            raise InputError(
-                f"{capture.ops.model} is in training mode, and dropout would draw other numbers than in one "
-                "process; call pipe.eval() before generate()"
-            )
         tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
         mine = (_checksum(tensors), _checksum([torch.get_rng_state()]))
         everyone = self._peers.gather(mine, tuple[int, int])
@@ -367,6 +354,36 @@ class _Call:
             yield made
             start += size
         self._wire.flush()
+
+
+def _pieces(n_microbatches: int | None) -> int | None:
+    return None if n_microbatches is None else whole("n_microbatches", n_microbatches)
+
+
+def _check_given(engine: Engine, args: Sequence[Any], kwargs: Mapping[str, Any], n: int | None) -> str:
+    """What is to be given alike on every rank, in words: all that is plain; the rest counts on one rank.
+
+    Raises :class:`InputError` for what no rank generates from, or not this one.
+    """
+    feed, capture = engine.options.feed, engine.capture
+    if feed not in (None, engine.rank) and (args or kwargs):
+        raise InputError(
+            f"rank {engine.rank} was given arguments, but only rank {feed} feeds this pipeline; call "
+            "generate() without any here"
+        )
+    config: Any = kwargs.get("generation_config")
+    _check_taken(kwargs)
+    _check_taken(_settings(config))
+    if capture.model.training and any(op.is_random for op in capture.ops.compute):
+        raise InputError(
+            f"{capture.ops.model} is in training mode, and dropout would draw other numbers than in one "
+            "process; call pipe.eval() before generate()"
+        )
+    if feed is not None:
+        return ""
+    told = config.to_diff_dict() if hasattr(config, "to_diff_dict") else {}
+    given = {**told, **kwargs, "n_microbatches": _pieces(n)}
+    return ", ".join(f"{k}={v}" for k, v in sorted(given.items()) if isinstance(v, (str, int, float)))
 
 
 def _check_taken(given: Mapping[str, Any]) -> None:

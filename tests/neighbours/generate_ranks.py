@@ -199,6 +199,13 @@ def around():
     ):
         with pytest.raises(autopipe.AutopipeError, match=message):
             pipe.generate(**{**inputs, **odd})
+    for odd, message in (  # on one rank alone
+        ({"guidance_scale": 1.5}, "does not take guidance_scale"),
+        ({"max_new_tokens": N_NEW + 1}, "another with other values"),
+        ({"n_microbatches": 0}, "n_microbatches is 0"),
+    ):
+        with pytest.raises(autopipe.InputError, match=message):
+            pipe.generate(**{**inputs, **(odd if rank else {})})
     kind = RuntimeError if rank == 1 else autopipe.StepError
     with pytest.raises(kind, match="the user's own fault"):
         pipe.generate(**inputs, stopping_criteria=StoppingCriteriaList([Breaks()]))
@@ -215,6 +222,8 @@ def around():
     with pytest.raises(autopipe.StaleError, match=r"pipe\.generate"):
         pipe.model.generate(**inputs)
     assert torch.equal(pipe.generate(**inputs), expected)
+    with pytest.raises(autopipe.StepError, match=r"is at generate.*begins step|begins step.*is at generate"):
+        pipe.generate(**inputs) if rank else rt.step(input_ids=ids, attention_mask=mask, labels=ids)
 
 
 if __name__ == "__main__":

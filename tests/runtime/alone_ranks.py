@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+import autopipe
 from autopipe.api.agree import decide_once
 from autopipe.errors import AutopipeError, InputError, StepError, StoreError
 from autopipe.runtime import save_load
@@ -349,6 +350,24 @@ class Scheduler:
     def load_state_dict(self, state):
         if dist.get_rank() == 3:
             raise ValueError("not mine")
+
+
+def meshes(_):
+    """A rank that forgets the mesh: the others of its pipeline hear of it at once, and all go on with one."""
+    mesh, (_, x) = mesh_of_two(), shares(0, 0)
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]).double()
+    pipe = autopipe.split(model, 2, (x,), n_ranks=2, n_microbatches=2, costs="estimated")
+    rank, began_s = dist.get_rank(), time.monotonic()
+    for odd in (1, 0):
+        is_told = pytest.raises(
+            InputError, match=r"for 2 ranks but 4 are running.*pass a mesh with a 'pp' dim"
+        )
+        with is_told if rank < 2 else contextlib.nullcontext():
+            pipe.runtime(F.mse_loss, mesh=None if rank == odd else mesh, stall_limit_s=60.0)
+        dist.barrier()  # one that comes again at once is met by those that still look for it
+    pipe.runtime(F.mse_loss, mesh=mesh, stall_limit_s=60.0).step(x, target=x)
+    assert time.monotonic() - began_s < 30
 
 
 def shared_states(folder):

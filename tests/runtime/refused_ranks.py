@@ -172,6 +172,9 @@ MADE = {
     "split by a file": (lambda j: split(j, **j.of({}, {"plan": "none.json"})), "none.json"),
     "split stopped": (lambda j: split(j, args=j.of((j.x,), (Stops(),))), "KeyboardInterrupt"),
     "split by other data": (lambda j: split(j, args=(j.of(j.x, j.x[:, :3]),)), "failed|mat1"),
+    "split into others": (lambda j: split(j, n_stages=j.of(3, 6)), "disagree on n_stages"),
+    "split for another": (lambda j: split(j, optimizer=j.of("adam", "sgd")), "disagree on optimizer"),
+    "split as pinned": (lambda j: split(j, pin={"5": j.of(2, 1)}), "disagree on pin"),
     "plan by a word": (
         lambda j: autopipe.plan(layers(), 3, (j.x,), n_microbatches=j.of(2, 0)),
         "n_microbatches is 0",

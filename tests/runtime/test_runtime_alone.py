@@ -13,7 +13,9 @@ from autopipe.runtime.reduce.parallel import replicas_of
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("check", ["losses", "partly", "causes", "scaled", "calls", "rows", "shared_states"])
+@pytest.mark.parametrize(
+    "check", ["losses", "partly", "causes", "scaled", "calls", "rows", "meshes", "shared_states"]
+)
 def test_of_replicas(check, tmp_path):
     run_ranks(pathlib.Path(alone_ranks.__file__), 4, check, str(tmp_path), timeout_s=100)
 

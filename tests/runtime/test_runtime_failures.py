@@ -30,10 +30,13 @@ CASES = {
     "plan": r"ranks disagree on the plan",
     "code": r"ranks disagree on the model",
     "never": r"rank 1 never started",
+    "left": r"rank 1 left: its script came to an end",
 }
 
 
-ENDED = {"kill host": 0, "host left": 0} | dict.fromkeys(("kill", "exit", "stuck", "never", "own code"), 1)
+ENDED = {"kill host": 0, "host left": 0} | dict.fromkeys(
+    ("kill", "exit", "stuck", "never", "left", "own code"), 1
+)
 """Ranks that end in their own way: that of the case."""
 HOSTS = ("raise", "kill host", "host left")
 """Cases in which rank 0 hosts the job's store, as without a launcher, and stays until others have read it."""

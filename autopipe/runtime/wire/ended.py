@@ -21,12 +21,14 @@ _CORNER = "ended"
 
 
 def say_ended() -> None:
-    """Leave word that the process ends by an error, where it is in a group of ranks: they may wait for it."""
-    error = getattr(sys, "last_value", None)  # what the interpreter ends with
-    if error is None or not dist.is_initialized():
+    """Leave word that the process ends, where it is in a group of ranks: they may wait for it."""
+    if not dist.is_initialized():
         return
+    error = getattr(sys, "last_value", None)  # what the interpreter ends with
     rank, name = dist.get_rank(), f"autopipe/{attempt()}/{_CORNER}"
-    text = f"rank {rank} ended with {type(error).__name__}: {error}; look at its log"
+    text = f"rank {rank} left: its script came to an end; make the same calls on every rank"
+    if error is not None:
+        text = f"rank {rank} ended with {type(error).__name__}: {error}; look at its log"
     if isinstance(error, StepError):
         text = str(error)  # of a rank that failed before this one did
     store = dist.PrefixStore(name, default_store())  # type: ignore[attr-defined]
@@ -35,5 +37,5 @@ def say_ended() -> None:
 
 
 def ended(board: Board, rank: int) -> str:
-    """In words, by what error rank ``rank`` of the job has ended; else empty. ``board`` is any corner."""
+    """In words, how rank ``rank`` of the job has ended; else empty. ``board`` is any corner."""
     return board.corner(_CORNER).look(str(rank)) or ""

@@ -386,12 +386,16 @@ def roll_call(
     board.post(f"card/{rank}", card)
     deadline = time.monotonic() + limit_s
     cards: dict[int, str] = {}
-    missing = list(range(n_ranks))
+    missing, error = list(range(n_ranks)), None
     while missing:
-        cards |= {r: found for r in missing if (found := board.look(f"card/{r}")) is not None}
+        cards |= {r: found for r in missing if (found := board.look(f"card/{r}"))}
         missing = [r for r in missing if r not in cards]
-        if error := next(filter(None, map(gone, missing)), None):
+        if error is not None and missing:
+            board.post(f"card/{rank}", "")  # who comes later is not to take it for this rank's presence
             raise error
+        error = next(filter(None, map(gone, missing)), None)
+        if error is not None:
+            continue  # who ends may have shown its card just before
         if missing and time.monotonic() > deadline:
             names = ", ".join(map(str, missing))
             raise StepError(

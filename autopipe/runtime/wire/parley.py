@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...errors import StepError
+from ...errors import AutopipeError, StepError
 from ...torch_private import default_store
 from .board import Board, StoreGone, StoreSilent
 from .ended import ended
@@ -107,16 +107,20 @@ class Parley:
     def hear(self, key: str, source: int, words: str) -> str:
         """What rank ``source`` says; ``words`` are what this rank does meanwhile.
 
-        Raises :class:`StepError` when that rank falls silent, or its process has ended by an error, and what
+        Raises :class:`StepError` when that rank falls silent, or its process has ended, and what
         :func:`refusal` gives where it has left the call.
         """
-        pause_s = 1e-3
+        pause_s, error = 1e-3, None
         while True:
             found = self._ask(lambda: self._board.look(f"{key}/{source}"))
             if found is not None:
                 return str(found)
-            self._check(source, words)
-            time.sleep(pause_s)
+            if error is not None:
+                raise error
+            error = self._find_gone(source)  # who ends may have said it just before: it is looked for again
+            if error is None:
+                self._check(source, words)
+                time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
 
     def gather(self, key: str, text: str, words: str) -> list[str]:
@@ -138,16 +142,19 @@ class Parley:
         except StoreGone as error:
             raise StepError(str(error)) from error
 
+    def _find_gone(self, source: int) -> AutopipeError | None:
+        """Why a rank says nothing more; None where nothing says that it does not."""
+        if error := self._ask(lambda: refusal(self._refusals, source)):
+            return error
+        gone = self._ask(lambda: ended(self._board, source))
+        return StepError(gone) if gone else None
+
     def _check(self, source: int, words: str) -> None:
         sign = self._ask(lambda: self._board.look(f"alive/{source}"))
         last, since = self._heard.get(source, (None, self._began))
         if sign != last:
             since = time.monotonic()
         self._heard[source] = sign, since
-        if error := self._ask(lambda: refusal(self._refusals, source)):
-            raise error
-        if gone := self._ask(lambda: ended(self._board, source)):
-            raise StepError(gone)
         silent_s = time.monotonic() - since
         if silent_s > self._limit_s * (1.0 if sign else self._late_factor):
             what = "shows no sign of life (killed or stopped, or its host is)" if sign else "never came"

@@ -41,6 +41,9 @@ __all__ = ["STOPS", "Peers", "joining", "pipeline_ranks"]
 _logger = logging.getLogger(__name__)
 
 _made: dict[tuple[int, ...], int] = {}
+_n_begun = 0
+_elsewhere: AutopipeError | None = None
+"""The last refusal of a rank that looked for the others elsewhere: it counts no pipeline of theirs."""
 T = TypeVar("T")
 STOPS = Exception, KeyboardInterrupt, SystemExit
 """What may end a call on one rank alone."""
@@ -48,7 +51,10 @@ MOST_AHEAD = 64
 """Steps between two ranks' counts that may still be steps; what is told of another call has any number."""
 REFUSED = -1
 """In the place of a batch's checksum: the rank cannot begin this step."""
-CALLS = "clip_grad_norm_", "save", "load", "resume", "rebalance", "gather_weights", "report", "publish"
+CALLS = (
+    *("clip_grad_norm_", "save", "load", "resume", "rebalance", "gather_weights", "report", "publish"),
+    "generate",
+)
 """What ranks call between steps, and agree on as on a step."""
 FIRST_CALL = -1 << 20
 """The number of the first of these in the place of a step's; the next ones are below it."""
@@ -94,20 +100,31 @@ def _ranks_of(mesh: DeviceMesh | None) -> tuple[int, ...]:
 def joining(mesh: Any) -> Iterator[None]:
     """Within it each rank of a pipeline makes its runtime, on a ``mesh`` or, where that is none, in the job.
 
-    What keeps one alone from it, the others hear at once.
+    What keeps one alone from it, the others hear at once: by where it looks for them and, as that may be
+    what is wrong, by how many runtimes it has begun.
     """
+    global _n_begun
     try:
         ranks = _ranks_of(mesh)
     except (AttributeError, InputError):  # what the runtime is refused for, too
         ranks = _ranks_of(None)
     n_made = _made.get(ranks, -1)
+    _n_begun += 1
     try:
         yield
     except BaseException as error:
-        if len(ranks) > 1 and _made.get(ranks, -1) == n_made:  # it has not come to the others
+        if error is _elsewhere:  # where this rank looked for them nobody has met
+            _made[ranks] = n_made
+        elif len(ranks) > 1 and _made.get(ranks, -1) == n_made:  # it has not come to the others
             _made[ranks] = n_made + 1
-            say_refused(corner(ranks, n_made + 1), "runtime", ranks.index(dist.get_rank()), error)
+            own = dist.get_rank()
+            say_refused(corner(ranks, n_made + 1), "runtime", ranks.index(own), error)
+            say_refused(_corner_of_begun(), "runtime", own, error)
         raise
+
+
+def _corner_of_begun() -> str:
+    return f"runtimes/{_n_begun}"
 
 
 class Peers(Talk):
@@ -218,8 +235,12 @@ class Peers(Talk):
 
     def _gone(self, rank: int, number: int) -> AutopipeError | None:
         """Why a rank, the job's by its ``number``, does not come; None where nothing says that."""
-        text = ended(self.board, number)
-        return refusal(self.board, rank) or (StepError(text) if text else None)
+        global _elsewhere
+        if found := refusal(self.board, rank):
+            return found
+        _elsewhere = refusal(self.board.corner(_corner_of_begun()), number)
+        text = "" if _elsewhere else ended(self.board, number)
+        return _elsewhere or (StepError(text) if text else None)
 
     def new_group(self, purpose: str, ranks: tuple[int, ...]) -> Group:
         """A communicator of some of the pipeline's ranks; only they ask for it, once for each purpose."""
