@@ -43,6 +43,7 @@ from .state.garbage import seldom_searched
 from .state.global_hooks import unseen
 from .state.state import preserved
 from .state.tensor_classes import check_answers
+from .state.whole_layers import WholeLayers
 from .validation import validated_forms, with_more_sizes_free
 
 __all__ = ["capture"]
@@ -128,8 +129,8 @@ def _capture(
     return found if known else _elsewhere(found, {}, kin)
 
 
-def _again(found: Capture, policy: Policy) -> Capture:
-    model, known, at = found.model, found.variation, found.at
+def _again(found: Capture, policy: Policy, *, asks_anew: bool = False) -> Capture:
+    model, known, at = found.model, None if asks_anew else found.variation, found.at
     kin = None if found.first is None else _kin_of(found.first, found)
     return _capture(model, *found.example, policy, found.dynamic, known, at, kin)
 
@@ -273,6 +274,16 @@ def _captured(
         made.kind,
         made.tail,
     )
+    held = assumptions_of(
+        model,
+        made.forms,
+        made.constants,
+        made.dtypes,
+        made.flags,
+        snapshot.reached,
+        sorted(session.code.tables_by_row),
+        inputs.held,
+    )
     return Capture(
         model=model,
         example=(args, kwargs),
@@ -284,16 +295,8 @@ def _captured(
         device=session.device,
         policy=session.policy,
         variation=made.variation,
-        assumptions=assumptions_of(
-            model,
-            made.forms,
-            made.constants,
-            made.dtypes,
-            made.flags,
-            snapshot.reached,
-            sorted(session.code.tables_by_row),
-            inputs.held,
-        ),
+        assumptions=held,
+        whole=WholeLayers(model, {path for path, _ in held.opened}.__contains__, snapshot.reached),
         again=_again,
         beside=_beside,
         first=None if kin is None else kin.first,

@@ -37,6 +37,7 @@ from .runs.size_attributes import follow_sizes, sizes_of
 from .sizes.variation import Variation
 from .state.example_data import all_on
 from .state.readers import Change, Kind
+from .state.whole_layers import WholeLayers
 
 __all__ = ["Capture"]
 
@@ -83,7 +84,9 @@ class Capture:
     at: sizes that it was recorded at, where they are not the example's for a reason.
     new_forms: what records forms for inputs of later calls that none covers; None in a copy.
     assumptions: the state that the model's own code may have read; a change that matters is refused.
-    again: records the model once more on the example, by a policy; which sizes may vary is not asked again.
+    whole: the layers that stay whole, whose changes matter to rows alone.
+    again: records the model once more on the example, by a policy; which sizes may vary and how rows depend
+        on one another is not asked again, unless it ``asks_anew``.
     beside: records the model on other arguments, under the names that ops have here.
     """
 
@@ -98,7 +101,8 @@ class Capture:
     policy: Policy
     variation: Variation
     assumptions: Assumptions
-    again: Callable[[Capture, Policy], Capture] = dataclasses.field(repr=False)
+    whole: WholeLayers = dataclasses.field(repr=False)
+    again: Callable[..., Capture] = dataclasses.field(repr=False)
     beside: Callable[[Capture, tuple[Any, ...], dict[str, Any]], Capture] = dataclasses.field(repr=False)
     first: Capture | None = dataclasses.field(default=None, repr=False)
     others: list[Capture] = dataclasses.field(default_factory=list, repr=False)
@@ -468,6 +472,14 @@ class Capture:
                 kind.assumptions.accept()
 
         return accept
+
+    def asked_anew(self) -> Variation:
+        """Which sizes may vary, and how rows depend on one another, as the model is now.
+
+        Raises :class:`AutopipeError` where it cannot be captured so.
+        """
+        with all_on(self.device, self.model):  # its stages may have been put elsewhere
+            return self.again(self, self.policy, asks_anew=True).variation
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """A call's arguments as the captured model gets them: a transformers model without its cache.

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import InputError
+from ...errors import AutopipeError, InputError
 from ...stages import Stage, relative_error, run_values
+from ...tracing.calls.labels import DEFAULTS, MODULES
 from ...tracing.rows.tail import join, row_axes
+from ...tracing.state.whole_layers import MODE_OF
 from .microbatch import Batch, Splitter, with_forms
 from .outputs import Outputs
 from .weights import Weigher
@@ -40,6 +42,8 @@ class MixedRows:
         self._capture, self._model, self._variation = capture, capture.model, capture.variation
         self._mode, self._is_whole = mode, is_whole
         self._warned = False
+        self._mixing, self._tail = self._variation.mixing, self._variation.tail
+        self._by_mode = ""
 
     def check_tables(self) -> None:
         """Raise :class:`InputError` where tables by which rows are taken hold something else than before."""
@@ -55,7 +59,8 @@ class MixedRows:
 
         Less is what is allowed, and what mixes rows in training only, as batch norm does, or in the backward.
         """
-        found, tail = self._variation.mixing, self._variation.tail
+        self._follow_layers(batch)
+        found, tail = self._mixing, self._tail
         always, training = found.always, found.training or ("" if found.by_call else found.carried)
         if self._is_whole:
             always, training = "", tail.before
@@ -71,7 +76,7 @@ class MixedRows:
         )
         less = f"in training: {training}" if training and self._model.training else ""
         backwards = (m.backward for m in (found, *others) if m.backward and has_backward)
-        less = less or next(backwards, "")
+        less = less or next(backwards, "") or self._by_mode
         name = type(self._model).__name__
         if always and self._mode != "allow":
             why = ""
@@ -99,6 +104,44 @@ class MixedRows:
         if found.untold and not self._warned:
             self._warned = True
             _logger.warning("%s: %s", name, found.said_untold)
+
+    def _follow_layers(self, batch: Batch) -> None:
+        """Ask anew how rows depend on one another where layers that stay whole are not what they were.
+
+        Raises :class:`InputError` where what a plan or the weights of microbatches go by is otherwise now.
+        """
+        whole, name = self._capture.whole, type(self._model).__name__
+        if not (changed := whole.changed()):
+            return
+        shown = f"{', '.join([*changed][:3])} changed after the capture"
+        try:
+            now = self._capture.asked_anew()
+        except AutopipeError as error:
+            whole.accept(changed)
+            why = "whether rows of a batch depend on one another as before could not be asked"
+            _logger.warning("%s: %s; %s: %s", name, shown, why, str(error))
+            return
+        weighs = any(p and self._weighs(p, n.rpartition(".")[2]) for n, p in changed.items())
+        sums = now.mixing.sums != self._mixing.sums
+        is_alone = bool(now.mixing.one_row) and not self._capture.one_row and 1 in batch.rows
+        is_cut = self._is_whole and not {*now.tail.ops} <= {*self._tail.ops}
+        if weighs or is_alone or is_cut or (sums and not now.mixing.always):
+            raise InputError(
+                f"{name}: {shown}, and with it how microbatches make what the batch gives; capture again as "
+                "the model is now, put it back, or pass n_microbatches=1"
+            )
+        if all(n.startswith(MODE_OF) for n in changed):
+            # batch norm that trains, as it does in training
+            self._by_mode = now.mixing.always or now.mixing.training
+            self._warned &= not self._by_mode
+        else:
+            self._warned &= now.mixing == self._mixing
+            self._mixing, self._tail = now.mixing, now.tail
+        whole.accept(changed)
+
+    def _weighs(self, path: str, name: str) -> bool:
+        """Whether an attribute of a layer is what a mean over labels counts by."""
+        return name in DEFAULTS and isinstance(self._model.get_submodule(path), MODULES)
 
 
 @torch.enable_grad()

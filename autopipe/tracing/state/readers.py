@@ -24,12 +24,24 @@ from .cells import Cell, content
 from .global_names import come_to, names_in
 from .reach import HOOKS, Reached
 
-__all__ = ["Change", "Content", "Kind", "Reader", "are_same", "is_same", "is_switched", "readers"]
+__all__ = [
+    "OF_ALL",
+    "Change",
+    "Content",
+    "Kind",
+    "Reader",
+    "are_same",
+    "is_same",
+    "is_switched",
+    "read_beside",
+    "readers",
+]
 
 Read = Callable[[], tuple[Any, ...]]
 _SIMPLE = (int, float, str, bytes, bool, type(None), tuple)
 _HELD = ("_parameters", "_buffers", "_modules")
-_OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
+OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
+"""Attributes that every module has."""
 _CALLED_BY_PYTHON = (
     "forward", "__call__", "__getattr__", "__getattribute__", "__setattr__", "__iter__", "__len__",
     "__getitem__", "__contains__", "__bool__", "__enter__", "__exit__",
@@ -101,7 +113,7 @@ def readers(
     yield Reader("a function of torch", called)
     without = {id(vars(registered(model, path)).get(name)) for path, name in filled}
     is_open = functools.cache(is_open)
-    for path, name, read in _beside(beside, without):
+    for path, name, read in read_beside(beside, without):
         if is_open(path):
             yield Reader(name, read)
 
@@ -173,10 +185,11 @@ def _kinds(model: nn.Module) -> tuple[Any, ...]:
 
 
 def _attributes(held: Mapping[str, Any], without: frozenset[str]) -> dict[str, Any]:
-    return {k: v for k, v in held.items() if k not in _OF_ALL and k not in without}
+    return {k: v for k, v in held.items() if k not in OF_ALL and k not in without}
 
 
-def _beside(found: Reached, filled: Collection[int]) -> Iterator[tuple[str, str, Read]]:
+def read_beside(found: Reached, filled: Collection[int]) -> Iterator[tuple[str, str, Read]]:
+    """What reads each place that was ``found``, by path and name; not those with ids that are ``filled``."""
     for path, name, known, names in found.files:
         yield path, f"a global of {name}", functools.partial(_picked, known, tuple(sorted(names)))
     for path, name, holder in found.holders:

@@ -1,0 +1,151 @@
+"""What layers that stay whole go by beside their weights, and what of it is not as it was.
+
+A graph calls them as they are, so that it need not be recorded again; what was found of rows may be
+otherwise: a batch norm trains again, a loss sums where it took the mean, a hook centres features. Asking
+about rows anew is left to whoever cuts a batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import types
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import quick_check
+from .global_names import codes_in, is_foreign, names_in
+from .reach import HOOKS, Reached, reached
+from .readers import OF_ALL, Reader, are_same, is_same, read_beside
+
+__all__ = ["MODE_OF", "WholeLayers"]
+
+MODE_OF = "the mode of "
+"""What the name of a change of mode begins with."""
+
+_INSIDE = (*HOOKS, "_modules", "_buffers")
+_ENVIRONMENT = frozenset({"environ", "getenv"})
+_MOST_ASKED = 3
+"""How often something may change without consequence, as calls do it; then it is looked at no more."""
+
+
+class WholeLayers:
+    """The layers of a model that are not open, with all that lies in them: looked at cheaply at each step.
+
+    Their classes, attributes, hooks, modes, the layers and buffers in them, and what their code reaches
+    beside that, as ``found`` before; not what tensors hold. What they are when this is made they are to be,
+    in the mode that the model is not in as ``model.train()`` or ``model.eval()`` leaves them.
+    """
+
+    def __init__(self, model: nn.Module, is_open: Callable[[str], bool], found: Reached) -> None:
+        self._model = model
+        held = ((path, m) for path, m in model.named_modules() if not is_open(path))
+        self._layers = [(path, m) for path, m in held if not isinstance(m, torch.jit.ScriptModule)]
+        self._held = [vars(m) for _, m in self._layers]
+        # what open code reaches, code of these layers may reach as well
+        self._beside = [Reader(name, read) for _, name, read in read_beside(found, ())]
+        code = itertools.chain.from_iterable(map(_codes, {type(m) for _, m in self._layers}))
+        if any(_ENVIRONMENT & names_in(c) for c in code):
+            self._beside.append(Reader("the environment", _environment))
+        training = model.training
+        others = dict.fromkeys((path for path, _ in self._layers), not training)
+        self._modes = {training: self._modes_now(), not training: others}
+        self._asked: Counter[str] = Counter()
+        self._take()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Those of a copy are to be as they are then."""
+        return _copied, (self._model, frozenset(path for path, _ in self._layers))
+
+    def changed(self) -> dict[str, str]:
+        """By name what is not as it was, with the path of its layer, if it is of one; empty as a rule."""
+        differing: dict[str, str] = {}
+        lengths, held = self._glance()
+        if lengths != self._glanced[0] or not quick_check.are_same(held, self._glanced[1]):
+            for (path, then), now in zip(self._seen.items(), self._look().values(), strict=True):
+                differing.update(dict.fromkeys(_differing(path, then, now), path))
+        modes, known = self._modes_now(), self._modes[self._model.training]
+        if modes != known:
+            differing.update((f"{MODE_OF}{path}", path) for path in known if known[path] != modes[path])
+        for reader, read in zip(self._beside, self._read, strict=True):
+            if not are_same(found := reader.read(), read):
+                differing[str(reader.change(found, read))] = ""
+        return {name: path for name, path in differing.items() if self._asked[name] < _MOST_ASKED}
+
+    def accept(self, names: Iterable[str]) -> None:
+        """What differs by these names makes no difference: from now on all is to be as it is."""
+        self._asked.update([*names])
+        self._modes[self._model.training] = self._modes_now()
+        self._take()
+
+    def _take(self) -> None:
+        self._glanced, self._seen = self._glance(), self._look()
+        self._read = [reader.read() for reader in self._beside]
+
+    def _modes_now(self) -> dict[str, bool]:
+        return {path: m.training for path, m in self._layers}
+
+    def _glance(self) -> tuple[list[int], list[Any]]:
+        """How much is held, and what: by identity, to be compared in one go."""
+        inside = [held[name] for held in self._held for name in _INSIDE]
+        filled = [*self._held, *filter(None, inside)]
+        kinds = [type(m) for _, m in self._layers]
+        return [*map(len, inside)], [*kinds, *itertools.chain.from_iterable(map(dict.values, filled))]
+
+    def _look(self) -> dict[str, dict[str, Any]]:
+        """What is held, each under its name, by the path of its layer."""
+        return {path: dict(_named(m)) for path, m in self._layers}
+
+
+def _codes(cls: type) -> Iterator[types.CodeType]:
+    """The code of a class of the model's or its user's."""
+    for each in cls.__mro__:
+        if not is_foreign(each.__module__):
+            for value in vars(each).values():
+                yield from codes_in(value)
+
+
+def _environment() -> tuple[str, ...]:
+    return tuple([part for pair in os.environ.items() for part in pair])
+
+
+def _named(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    held = vars(module)
+    yield "its class", type(module)
+    yield "its hooks", tuple([hook for kind in HOOKS for hook in held[kind].values()])
+    for name, value in (*held["_modules"].items(), *held["_buffers"].items(), *held.items()):
+        if name not in OF_ALL:
+            yield name, value
+
+
+def _differing(path: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """The names of what a layer held ``then`` and does not ``now``."""
+    for name in dict.fromkeys((*then, *now)):
+        if (
+            name in then
+            and name in now
+            and (_are_tensors(then[name], now[name]) or is_same(now[name], then[name]))
+        ):
+            continue
+        if name == "its hooks" and are_same(now[name], then[name]):
+            continue
+        yield f"{name.removeprefix('its ')} of {path}" if name.startswith("its ") else f"{path}.{name}"
+
+
+def _are_tensors(*values: Any) -> bool:
+    """Whether all are tensors, or hold nothing else: what a call leaves there for others, or weights."""
+    return all(
+        isinstance(v, torch.Tensor) or (isinstance(v, (list, tuple)) and bool(v) and _are_tensors(*v))
+        for v in values
+    )
+
+
+def _copied(model: nn.Module, paths: frozenset[str]) -> WholeLayers:
+    def is_open(path: str) -> bool:
+        return path not in paths
+
+    return WholeLayers(model, is_open, reached(model, is_open))
