@@ -6,6 +6,7 @@ Rebuilding the model's own output structure is left to ``tracing``.
 from __future__ import annotations
 
 import logging
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,12 @@ class Outputs:
     def check(self, batch: Batch) -> None:
         """Raise :class:`InputError` for outputs that microbatches cannot give, such as ``x @ x.T``."""
         for name, axes in self._leaves(batch) if batch.n_microbatches > 1 else ():
+            if axes is not None and len(axes) == 1 and self._is_uneven(name, axes[0]):
+                raise InputError(
+                    f"output {name} has no certain number of places for each row of the batch along axis "
+                    f"{axes[0]}: those of {batch.n_microbatches} microbatches do not make the whole; pass "
+                    "n_microbatches=1 here, or do not ask for outputs"
+                )
             if axes is not None and len(axes) > 1:
                 raise InputError(
                     f"output {name} has the batch in its axes {', '.join(map(str, axes))}: "
@@ -79,10 +86,18 @@ class Outputs:
         weights: Sequence[float | Tensor],
     ) -> Any:
         are_tensors = all(isinstance(x, Tensor) for x in leaf)
+        mixing = self._capture.variation.mixing
         if axes and are_tensors:
-            return concatenated(leaf, axes[0])
+            return (
+                _of_blocks(leaf, axes[0], batch.rows)
+                if name in mixing.blocks
+                else concatenated(leaf, axes[0])
+            )
         if are_tensors and leaf[0].ndim == 0 and leaf[0].is_floating_point():
-            return weighted(leaf, weights).to(leaf[0].dtype)
+            if name in mixing.summed:
+                return torch.stack([*leaf]).double().sum().to(leaf[0].dtype)
+            shares = _shares(weights, batch.rows) if mixing.summed else weights
+            return weighted(leaf, shares).to(leaf[0].dtype)
         if axes is None and are_tensors and _lead_with(batch.rows, leaf):
             return torch.cat(list(leaf))
         if name not in self._warned and not all(_are_equal(leaf[0], x) for x in leaf[1:]):
@@ -109,6 +124,11 @@ class Outputs:
                 axes = tuple(a for a, n in enumerate(shape) if sizes & getattr(n, "free_symbols", set()))
             found.append((str(i) if op is None else op.name, axes))
         return found
+
+    def _is_uneven(self, name: str, axis: int) -> bool:
+        """Whether the size of an output's axis is no multiple of a size of the inputs."""
+        n = self._capture.ops.by_name[name].outputs[0].shape[axis]
+        return not any(n.subs(s, 0) == 0 for s in getattr(n, "free_symbols", ()))
 
     def _nodes(self) -> list[Any]:
         """What gives each output leaf in the model's present mode: a node, or the constant that it is."""
@@ -188,6 +208,19 @@ class _Untold(Exception):
 
 def _lead_with(rows: Sequence[int], tensors: Sequence[Tensor]) -> bool:
     return all(t.ndim > 0 and t.shape[0] == n for t, n in zip(tensors, rows, strict=True))
+
+
+def _of_blocks(pieces: Sequence[Tensor], axis: int, rows: Sequence[int]) -> Tensor:
+    """The batch of pieces that have, along an axis, a place for each row, then another for each."""
+    each = [t.unflatten(axis, (-1, n)) for t, n in zip(pieces, rows, strict=True)]
+    return torch.cat(each, axis + 1).flatten(axis, axis + 1)
+
+
+def _shares(weights: Sequence[float | Tensor], rows: Sequence[int]) -> Sequence[float | Tensor]:
+    """What microbatches weigh in a mean beside a loss that is a sum, in which each weighs one: their rows."""
+    if any(isinstance(w, Tensor) for w in weights) or math.isclose(sum(weights), 1.0):
+        return weights
+    return [n / sum(rows) for n in rows]
 
 
 def _are_equal(a: Any, b: Any) -> bool:

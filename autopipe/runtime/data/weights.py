@@ -27,6 +27,7 @@ from torch import Tensor, fx, nn
 from ...accelerator import is_async, upload
 from ...arguments import number
 from ...errors import InputError
+from ...stages import own_loss
 from ...tracing.calls.labels import DEFAULTS, FUNCTIONS, MODULES, weight_of_labels
 from ...tracing.inputs.structure import flatten, unflatten
 from ..options import LossWeight
@@ -80,7 +81,7 @@ class Weigher:
         if reduction not in ("mean", "sum", None):
             raise InputError(f"loss_reduction is {reduction!r}; it is 'mean' or 'sum'")
         said = _said_by(loss_fn)
-        if loss_fn is None and capture.variation.mixing.sums:
+        if loss_fn is None and _is_summed(capture):
             said = {"reduction": "sum"}
         self.is_sum = (reduction or said.get("reduction")) == "sum"
         self._given = given
@@ -253,6 +254,22 @@ class Weigher:
             given = self._given(own_args, own_kwargs, batch.targets[m])
             weights.append(number("what loss_weight gave for a microbatch", given, most=HEAVIEST))
         return weights
+
+
+def _is_summed(capture: Capture) -> bool:
+    """Whether a model's own loss is a sum over rows; its other numbers may be means."""
+    mixing = capture.variation.mixing
+    if mixing.sums or not mixing.summed:
+        return mixing.sums
+    graph = capture.graphs[capture.model.training]
+    names = [
+        getattr(n, "name", "") for n in next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
+    ]
+    ops = capture.ops.by_name
+    shapes = [ops[n].outputs[0].shape if n in ops and ops[n].outputs else (1,) for n in names]
+    stand_ins = [torch.zeros([1] * len(shape), device="cpu") for shape in shapes]
+    loss = own_loss(capture, stand_ins)
+    return any(loss is t and name in mixing.summed for t, name in zip(stand_ins, names, strict=True))
 
 
 def _are_labels(target: Any) -> bool:

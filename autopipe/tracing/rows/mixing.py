@@ -75,6 +75,7 @@ def mixing(
         return Mixing()
     found: dict[bool, str] = {}
     sums: list[bool] = []
+    summed, blocks = set[str](), set[str]()
     elsewhere, own = False, own or OwnBackwards(code, dim, shapes)
     beyond: list[tuple[int, str]] = []
     untold = ""
@@ -108,6 +109,9 @@ def mixing(
                     )
                     if not (is_longer or found[training]):
                         sums += both.sums()
+                        summed |= both.summed()
+                    if not found[training]:
+                        blocks |= both.blocks(dim, shapes)
                     is_sure, seen = not is_longer, both
                     break
                 except Exception as error:
@@ -137,6 +141,8 @@ def mixing(
         found[False],
         found.get(True, ""),
         sums=is_sum,
+        summed=() if found[False] else tuple(sorted(summed)),
+        blocks=() if found[False] else tuple(sorted(blocks)),
         is_asked=bool(sums),
         elsewhere=elsewhere,
         beyond=min(beyond, default=None),
@@ -190,7 +196,9 @@ def _results(
     run = rows_of(*told, alone=alone, times=times, changes=changes, around=around)
     run = run if watch is None else functools.partial(watch.first, run)
     has_others = dim.example > 2 and not alone
-    return Results(form, run, times > 1 or has_others, has_others, counted, OwnNoise(dim, shapes, device))
+    n_rows = 2 * times + (max(dim.example - 2, 0) if has_others else 0)
+    noise = OwnNoise(dim, shapes, device)
+    return Results(form, run, times > 1 or has_others, has_others, counted, noise, n_rows)
 
 
 def rows_of(

@@ -59,7 +59,7 @@ def mixed_by_noise(
             with _Drawn(device, along, n, _APART[rows], is_inner=is_inner):
                 return run(rows="ab", look=look)
 
-        found = Results(form, apart, False, False, (), OwnNoise(dim, shapes, device))
+        found = Results(form, apart, False, False, (), OwnNoise(dim, shapes, device), n)
         # a number that is no sum by little is made of rows that differ by more
         where = first_mixed(form, apart, dim, shapes) if found.fault(dim, shapes, EQUAL) else ""
         if not (where := where or found.fault(dim, shapes, ALLOWED)):

@@ -64,7 +64,9 @@ class Results:
         has_others: bool,
         over_labels: Sequence[Mapping[str, Any]],
         noise: OwnNoise,
+        n_rows: int,
     ) -> None:
+        self._n_rows = n_rows
         self.form, self.run, self._is_longer, self._has_others = form, run, is_longer, has_others
         self._over_labels, self._is_counted = over_labels, bool(over_labels)
         self._noise, self._is_noisy = noise, any(c.is_random for c in form.calls)
@@ -110,6 +112,11 @@ class Results:
         return self._is_noisy
 
     @property
+    def is_counted(self) -> bool:
+        """Whether labels weigh rows."""
+        return self._is_counted
+
+    @property
     def are_telling(self) -> bool:
         """Whether the numbers made of inputs tell anything: no mean of nothing does, nor one that stays."""
         made = [i for i in self._numbers if self._leaves[i].depends & Depends.INPUT]
@@ -123,6 +130,11 @@ class Results:
             if any(differ(values, axis, allowed) for axis in axes(call, 0, dim, shapes)):
                 self.is_number = False
                 return call_and_place(call)
+            for axis, is_even in _others(call, dim, shapes):
+                lies = self._lies(values, axis, allowed) if is_even else None
+                if lies is None and _is_floating(values["ab"]):
+                    self.is_number = False
+                    return f"{call_and_place(call)}, whose places along axis {axis} are not of single rows"
         words = self.number_off(allowed, allowed)
         self.is_number = bool(words)
         return words
@@ -235,6 +247,42 @@ class Results:
             _, summed, found, allowed = self._of_three(i)
             out.append(abs(found - summed) <= allowed < abs(summed) / 3)
         return out
+
+    def summed(self) -> set[str]:
+        """The names of those that are."""
+        return {self._leaves[i].name for i, is_sum in zip(self._numbers, self.sums(), strict=True) if is_sum}
+
+    def blocks(self, dim: Dim, shapes: _Shapes) -> set[str]:
+        """The names of leaves with several places for each row, first one of all rows, then another."""
+        out = set[str]()
+        for i, call in enumerate(self._leaves):
+            values = {rows: self.of(rows)[i] for rows in ("ab", "aa", "bb")}
+            for axis, is_even in _others(call, dim, shapes):
+                if is_even and self._lies(values, axis, {}) == "blocks":
+                    out.add(call.name)
+        return out
+
+    def _lies(self, values: Mapping[str, Any], axis: int, allowed: Mapping[dtype, float]) -> str | None:
+        """How several places for each row lie along an axis: in ``rows``, ``blocks``, or neither: None."""
+        given = [*values.values()]
+        if not all(
+            isinstance(t, Tensor) and t.shape[axis : axis + 1] == given[0].shape[axis : axis + 1]
+            for t in given
+        ):
+            return None
+        each, rest = divmod(given[0].shape[axis], self._n_rows)
+        if rest:
+            return None
+        told = {rows: t if _is_floating(t) or t.is_complex() else t.double() for rows, t in values.items()}
+        for name, sizes, at in (
+            ("rows", (self._n_rows, each), axis),
+            ("blocks", (each, self._n_rows), axis + 1),
+        ):
+            if not differ(
+                {rows: t.unflatten(axis, sizes) for rows, t in told.items()}, at, allowed or ALLOWED
+            ):
+                return name
+        return None
 
     def neither(self) -> str:
         """In words, the first number that is neither mean nor sum of what rows give, as both together.
@@ -363,6 +411,23 @@ def axes(call: Call, index: int, dim: Dim, shapes: _Shapes) -> list[int]:
     known, rows = shapes.get(id(call), ()), symbol(dim.name)
     found = enumerate(known[index]) if index < len(known) else ()
     return [a for a, n in found if n is rows or (type(n) is not int and n == rows)]
+
+
+def _others(call: Call, dim: Dim, shapes: _Shapes) -> list[tuple[int, bool]]:
+    """The axes of a call's first tensor that hang on how many rows there are, but are not they.
+
+    Each with whether it has as many places for every row.
+    """
+    known, rows = shapes.get(id(call), ()), symbol(dim.name)
+    out = []
+    for axis, n in enumerate(known[0] if known else ()):
+        if type(n) is not int and n != rows and rows in n.free_symbols:
+            out.append((axis, n.subs(rows, 0) == 0 and rows not in n.diff(rows).free_symbols))
+    return out
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def differ(values: Mapping[str, Any], axis: int, allowed: Mapping[dtype, float]) -> bool:

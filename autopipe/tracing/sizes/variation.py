@@ -32,7 +32,9 @@ class Mixing:
     ``elsewhere``: found where the example's values were other ones, so that it does not tell what follows.
     ``points``: inputs point to rows by number, so that no order of them tells what follows from a mixing.
     ``sums``: the numbers that are made of all rows are sums over them, not means. ``is_asked`` says whether
-    that was looked at: means are then even ones, or over labels. ``by_call`` are buffers and attributes that
+    that was looked at: means are then even ones, or over labels. ``summed`` are the numbers, by name, that
+    are sums, whatever others are; ``blocks`` the outputs with several places for each row, of which one of
+    all rows comes ahead of the next, as in ``cat([h, -h])``. ``by_call`` are buffers and attributes that
     a training forward leaves otherwise when it is called on the rows in two batches, where nothing else is
     to be said of them. ``carried`` says what it leaves for the next call, which goes by it. ``one_row`` says
     what drops the axis of rows where there is one, or fails there: microbatches then have two or more.
@@ -45,6 +47,8 @@ class Mixing:
     backward: str = ""
     gathered: bool = False
     sums: bool = False
+    summed: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
     is_asked: bool = dataclasses.field(default=False, compare=False)
     points: bool = False
     by_call: tuple[str, ...] = ()

@@ -1,0 +1,101 @@
+"""Outputs with several places for each row, and numbers that are sums, are those of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopipe
+from autopipe.errors import InputError
+
+
+class Net(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.a, self.b, self.function = nn.Linear(4, 4), nn.Linear(4, 4), function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.b(torch.tanh(self.a(x))))
+
+
+def compared(function: Callable[[Tensor], Any], loss_fn: Any, sizes: tuple[int, ...] = (6, 5, 4)) -> None:
+    """Steps and evaluations of a pipeline in three microbatches beside the plain model."""
+    torch.manual_seed(0)
+    model = Net(function).double()
+    pipe = autopipe.split(model, 2, (torch.randn(6, 3, 4).double(),), costs="estimated", n_microbatches=3)
+    runtime = pipe.runtime() if loss_fn is None else pipe.runtime(loss_fn=loss_fn)
+    for n in sizes:
+        x = torch.randn(n, 3, 4).double()
+        model.zero_grad()
+        expected = model(x)
+        loss = expected[0] if loss_fn is None else loss_fn(expected, None)
+        loss.backward()
+        gradients = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        result = runtime.step(x, return_outputs=True)
+        torch.testing.assert_close(result.outputs, expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(result.loss, loss, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close([p.grad for p in model.parameters()], gradients, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(runtime.forward(x), expected, rtol=1e-9, atol=1e-12)
+
+
+def mean_of_first(output: Any, target: Any) -> Tensor:
+    return (output if isinstance(output, Tensor) else output[0]).square().mean()
+
+
+PLACES: dict[str, Callable[[Tensor], Any]] = {
+    "one block after another": lambda h: torch.cat([h, -2 * h]),
+    "repeated": lambda h: h.repeat(3, 1, 1),
+    "rows side by side": lambda h: torch.stack([h, -2 * h], 1).flatten(0, 1),
+    "repeated in place": lambda h: h.repeat_interleave(3, 0),
+    "steps of each row": lambda h: h.flatten(0, 1),
+    "rows of each step": lambda h: (h, h.transpose(0, 1).reshape(-1, 4)),
+    "whole numbers": lambda h: (h, torch.cat([h.argmax(-1), h.argmin(-1)])),
+}
+MIXED: dict[str, Callable[[Tensor], Any]] = {
+    "centred blocks": lambda h: torch.cat([h, -2 * h]) - torch.cat([h, -2 * h]).mean(0),
+    "softmax over blocks": lambda h: torch.cat([h, 2 * h]).softmax(0),
+    "pairs": lambda h: h[torch.triu_indices(len(h), len(h), 1)].diff(dim=0)[0],
+    "one more": lambda h: torch.cat([h.new_ones(1, 3, 4), h]),
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_places_of_rows_come_in_the_order_of_the_batch(kind: str) -> None:
+    compared(PLACES[kind], mean_of_first)
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_places_that_are_not_of_single_rows_are_made_of_the_batch(kind: str) -> None:
+    compared(MIXED[kind], mean_of_first, sizes=(6,))
+
+
+NUMBERS: dict[str, Callable[[Tensor], Any]] = {
+    "sum and mean": lambda h: (h.square().sum(), h.mean()),
+    "mean and sum": lambda h: (h.square().mean(), h.sum()),
+    "sum, mean and rows": lambda h: (h.square().sum(), h.mean(), h),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_a_loss_of_the_models_own_beside_numbers_of_another_kind(kind: str) -> None:
+    compared(NUMBERS[kind], None)
+
+
+def test_sums_beside_a_loss_function_are_added_up() -> None:
+    compared(lambda h: (h, h.sum(), h.mean()), mean_of_first)
+
+
+def test_a_sum_that_a_loss_function_takes_for_its_loss_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(AssertionError):
+        compared(lambda h: (h.square().sum(),), lambda output, target: output[0], sizes=(6,))
+    assert "the loss of the full batch is not the weighted sum" in caplog.text
+
+
+def test_an_output_whose_size_is_no_multiple_of_the_rows_is_refused() -> None:
+    with pytest.raises(InputError, match="no certain number of places"):
+        compared(lambda h: (h, torch.arange(len(h) + 1)), mean_of_first, sizes=(6,))
