@@ -6,9 +6,9 @@ is the entry: it asks everything of a capture, and the rest answers.
 - The question itself: ``mixing`` puts rows in others' places and names the op that mixes them; ``results``
   compares what comes out, ``row_questions`` asks again under other conditions.
 - Conditions that may hide it: other data (``varied_data``, ``data_dependent``, ``inner_numbers``,
-  ``tables``, ``class_weights``), another order (``order``), pieces of a batch (``pieces``), one row
-  (``one_row``), many rows (``thresholds``, ``many_rows``, ``among_many``), random draws (``noise``,
-  ``noise_of_others``).
+  ``tables``, ``class_weights``), another order (``order``), pieces of a batch (``pieces``), rows all unlike
+  (``unlike_rows``), one row (``one_row``), many rows (``thresholds``, ``many_rows``, ``among_many``), random
+  draws (``noise``, ``noise_of_others``).
 - In the backward alone: ``backwards`` (functions and hooks that are not torch's), ``held_back`` (detached).
 - Between modes and forms: ``by_mode``, ``other_answers``.
 - From call to call: ``per_call_state`` (counters, running averages).

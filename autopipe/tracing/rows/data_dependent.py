@@ -290,15 +290,16 @@ class _Noted(Numbers):
     """Notes that values of a tensor are read, where as truths, that they are counted, ordered or left out,
     and where a tensor is to be cut that ends before it: ``beyond``, by that place and the size.
 
-    Of the ``held`` tables it notes those of which code takes places, and of which it takes one for each of
-    ``n_rows`` in turn, those of whole numbers."""
+    It ``gathers`` where something without rows is made of all of ``n_rows``. Of the ``held`` tables it notes
+    those of which code takes places, and of which it takes one for each of ``n_rows`` in turn, those of whole
+    numbers."""
 
     def __init__(self, held: Mapping[int, tuple[str, Tensor]] | None = None, n_rows: int = 0) -> None:
         super().__init__()
         self._held, self._n_rows = held or {}, n_rows
         self.tables: dict[str, Tensor] = {}
         self.by_number: dict[str, Tensor] = {}
-        self.has_read = self.ranks = self.skips = False
+        self.has_read = self.ranks = self.skips = self.gathers = False
         self.beyond: set[tuple[int, int]] = set()
         self.truths: dict[_Place, int] = {}
 
@@ -311,6 +312,7 @@ class _Noted(Numbers):
         tables = dict(picked(self._held, name, args, kwargs or {}))
         self.tables.update(tables)
         result = super().__torch_function__(func, types, args, kwargs)
+        self.gathers = self.gathers or self._is_gathered(args, result)
         self.has_read |= _is_whole_number(result) and any(map(_is_counted, tensors((args, kwargs))))
         for held, table in tables.items():
             is_whole = not table.is_floating_point()
@@ -319,6 +321,13 @@ class _Noted(Numbers):
         if kind == "read" and _is_truth(name, result) and (place := _place()) is not None:
             self.truths[place] = self.truths.get(place, 0) + 1
         return result
+
+    def _is_gathered(self, args: Any, result: Any) -> bool:
+        """Whether a function gives something without rows of what has them, along its first axis."""
+        given = args[0] if args else None
+        if not (isinstance(given, Tensor) and given.ndim and given.shape[0] == self._n_rows and self._n_rows):
+            return False
+        return isinstance(result, Tensor) and result.is_floating_point() and self._n_rows not in result.shape
 
 
 class Turned(TorchFunctionMode):

@@ -27,8 +27,9 @@ from .held_back import RowGradients, holds_back, may_hold_back
 from .inner_numbers import Around, numbers_elsewhere
 from .many_rows import untold_alone
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ
-from .tables import uneven
+from .tables import noughts, uneven
 from .thresholds import MOST, beside_places, rows_to_try, thresholds
+from .unlike_rows import fault_among_unlike, gathered, width
 from .varied_data import of_other_sign, of_other_weights, signed, told_otherwise, unlike, with_missing
 
 __all__ = ["Asked", "first_found", "first_mixed", "if_told", "mixed_in", "of_other_signs"]
@@ -103,6 +104,12 @@ def _questions(asked: Asked, far: dict[int, str]) -> Iterator[tuple[Callable[[],
     if is_more:
         # what two rows do not come near to, as a largest norm, more of them may pass
         yield functools.partial(_of_more, results, asked.seen, given, dim, shapes, watch), False
+    if is_more and not asked.seen.is_noisy:
+        spread = gathered(form, dim, shapes)
+        for n in _of_unlike_rows(asked, watch, spread):
+            yield functools.partial(_among_unlike, asked, n, {}, watch), True
+            if spread:
+                yield functools.partial(_among_unlike, asked, n, spread, watch), True
     for n, is_untold, is_held in (
         _numbers_of_rows(asked, watch, far) if is_more and not asked.seen.is_noisy else ()
     ):
@@ -118,7 +125,7 @@ def _questions(asked: Asked, far: dict[int, str]) -> Iterator[tuple[Callable[[],
         by_data = functools.partial(_by_data, otherwise, is_more, dim, shapes)
         yield by_data if watch.reads else functools.partial(_by_numbers, otherwise, dim, shapes), True
     read = _read(asked, watch, _MANY if is_more else 1)
-    if tables := watch.tables_alike():
+    if tables := watch.tables_alike() | noughts(model):
         yield functools.partial(_of_tables, asked, tables), True
     for rows in unlike(model, form, given, dim, shapes, reads=True) if read.reads else ():
         yield functools.partial(mixed_among, rows), False
@@ -202,6 +209,22 @@ def _by_other_data(asked: Asked, read: Reading) -> Iterator[Callable[..., Result
     other = functools.partial(asked.results, asked.given, asked.is_sure)
     yield from (functools.partial(other, changes=scale) for scale in scales(read, places))
     yield from (functools.partial(other, around=functools.partial(_turned, turn)) for turn in read.truths)
+
+
+def _of_unlike_rows(asked: Asked, watch: Watch, spread: Mapping[int, int] | None) -> list[int]:
+    """How many rows to ask for that are all unlike: many, and more than they are wide where that matters."""
+    if spread is None and not (watch.noted and watch.noted.gathers):
+        return []
+    wide = width(asked.form)
+    numbers = [2 * _MANY, *([wide + 2 + wide % 2] if 2 * _MANY < wide + 2 <= MOST else [])]
+    return [n for n in numbers if asked.takes(n) and asked.takes(n // 2)]
+
+
+def _among_unlike(asked: Asked, n: int, spread: Mapping[int, int], watch: Watch) -> str:
+    """See :func:`fault_among_unlike`; code that goes by data is right within its tolerance."""
+    told = asked.code.model, asked.form, asked.given, asked.dim, asked.shapes, asked.begin
+    allowed = COARSE if watch.reads else ALLOWED
+    return fault_among_unlike(*told, n, spread, allowed, is_counted=asked.seen.is_counted)
 
 
 def _places(asked: Asked, calls: Iterable[Call]) -> dict[int, int]:

@@ -1,9 +1,10 @@
-"""Tables of a model's that code takes places of: rows may do so by number.
+"""Tables of a model's that code takes places of, by number as rows may do; weights that are nought so far.
 
 A table of ones, or a bias for each row that is nought so far, gives every row the same until it is trained;
-asking about rows while such tables hold other values is left to ``row_questions``. Of whole numbers other
-ones may be no places at all: what was found of rows holds for those alone that are there, which is left to
-``runs.assumptions``.
+asking about rows while such tables hold other values is left to ``row_questions``. What is taken times
+weights that are nought, as a gate or a last layer at its start, is not seen until they are something else. Of
+whole numbers other ones may be no places at all: what was found of rows holds for those alone that are there,
+which is left to ``runs.assumptions``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from ..calls.functions import storages, tensors
 
-__all__ = ["are_alike", "are_by_number", "held_tables", "picked", "uneven"]
+__all__ = ["are_alike", "are_by_number", "held_tables", "noughts", "picked", "uneven"]
 
 _PICKS = frozenset({
     "__getitem__", "chunk", "embedding", "gather", "index_select", "narrow", "select", "split", "take",
@@ -65,12 +66,33 @@ def are_alike(table: Tensor) -> bool:
     return any(torch.equal(table.select(a, 0), table.select(a, 1)) for a in axes)
 
 
+def noughts(model: nn.Module) -> dict[str, Tensor]:
+    """By name the weights and buffers that are nought throughout, but for what is only added."""
+    held = (*model.named_parameters(), *model.named_buffers())
+    return {name: t for name, t in held if not _is_added(name) and _is_nought(t)}
+
+
+def _is_added(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return "bias" in last or last in ("running_mean", "num_batches_tracked")
+
+
+def _is_nought(tensor: Tensor) -> bool:
+    is_there = not tensor.is_meta and tensor.layout is torch.strided and not nn.parameter.is_lazy(tensor)
+    if not is_there or not tensor.numel() or not (tensor.is_floating_point() or tensor.dtype is torch.bool):
+        return False
+    return not bool(tensor.flatten()[0]) and not bool(tensor.any())
+
+
 @contextlib.contextmanager
 def uneven(tables: Collection[Tensor]) -> Iterator[None]:
-    """Within it no two places of the tables hold the same."""
+    """Within it no two places of the tables hold the same; those of truths hold that all is so."""
     kept = [table.detach().clone() for table in tables]
     try:
         for table, before in zip(tables, kept, strict=True):
+            if table.dtype is torch.bool:
+                table.data.fill_(True)
+                continue
             ramp = torch.linspace(0.25, 0.75, table.numel(), device=table.device).view(table.shape)
             table.data.add_(ramp * (before.abs().nan_to_num(0, 0, 0).max() or 1.0))
         yield

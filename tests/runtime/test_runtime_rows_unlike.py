@@ -1,0 +1,122 @@
+"""What mixes rows and does not show on two of them, nor while a weight is nought: it is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopipe
+from autopipe.errors import InputError
+
+
+class Leaf(nn.Module):
+    """Code of a user's that stays whole."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear(x))
+
+
+class Net(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor], *, is_open: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.leaf = None if is_open else Leaf(function)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        return self.b(self.function(h) if self.leaf is None else self.leaf(h))
+
+
+def step_and_whole(model: nn.Module, x: Tensor) -> tuple[Callable[[], Tensor], Tensor]:
+    pipe = autopipe.split(model.double(), 2, (x,), costs="estimated", n_microbatches=3)
+    runtime = pipe.runtime(loss_fn=lambda output, target: output.square().mean())
+    return lambda: runtime.step(x).loss, model(x).square().mean()
+
+
+def spanned(h: Tensor) -> Tensor:
+    return h @ (torch.linalg.pinv(h) @ h.roll(1, -1).square())
+
+
+MIXED: dict[str, Callable[[Tensor], Tensor]] = {
+    "sign of a mean": lambda h: h * (h.mean(0) > 0),
+    "sign of a mean, straight through": lambda h: h + h.mean(0).sign().detach(),
+    "most frequent": lambda h: h - (h > 0).to(h).mode(0)[0],
+    "largest half": lambda h: h * (h >= h.kthvalue(max(1, len(h) // 2), dim=0)[0]),
+    "largest of all": lambda h: h * (h >= h.flatten().topk(2 * len(h))[0][-1]),
+    "span of all rows": spanned,
+}
+ALONE: dict[str, Callable[[Tensor], Tensor]] = {
+    "sign of each row's mean": lambda h: h * (h.mean(1, keepdim=True) > 0),
+    "largest of each row": lambda h: h * (h >= h.topk(2, dim=1)[0][:, -1:]),
+    "span of each row": lambda h: (h[:, None] @ torch.linalg.pinv(h[:, None])) * h,
+}
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "whole"])
+@pytest.mark.parametrize("kind", MIXED)
+def test_what_all_rows_decide_is_right_or_refused(kind: str, is_open: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    step, whole = step_and_whole(Net(MIXED[kind], is_open=is_open), torch.randn(6, 4).double())
+    with contextlib.suppress(InputError):
+        torch.testing.assert_close(step(), whole, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "whole"])
+@pytest.mark.parametrize("kind", ALONE)
+def test_what_each_row_decides_is_right(kind: str, is_open: bool) -> None:
+    torch.manual_seed(0)
+    step, whole = step_and_whole(Net(ALONE[kind], is_open=is_open), torch.randn(6, 4).double())
+    torch.testing.assert_close(step(), whole, rtol=1e-9, atol=0)
+
+
+class Gated(nn.Module):
+    """A weight or buffer that is nought at first, by which ``share`` of a row is taken."""
+
+    def __init__(self, share: Callable[[Tensor], Tensor], gate: Tensor, *, is_open: bool) -> None:
+        super().__init__()
+        self.net = Net(lambda h: h + self.of(share(h)), is_open=is_open)
+        if isinstance(gate, nn.Parameter):
+            self.gate = gate
+        else:
+            self.register_buffer("gate", gate)
+
+    def of(self, h: Tensor) -> Tensor:
+        return h @ self.gate if self.gate.ndim else h * self.gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+GATES: dict[str, Callable[[], Tensor]] = {
+    "number": lambda: nn.Parameter(torch.zeros(())),
+    "layer": lambda: nn.Parameter(torch.zeros(4, 4)),
+    "buffer": lambda: torch.zeros(()),
+    "truth": lambda: torch.zeros((), dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "whole"])
+@pytest.mark.parametrize("kind", GATES)
+def test_rows_mixed_behind_a_weight_that_is_nought_are_refused(kind: str, is_open: bool) -> None:
+    torch.manual_seed(0)
+    model = Gated(lambda h: (h @ h.T).softmax(-1) @ h, GATES[kind](), is_open=is_open)
+    step, _ = step_and_whole(model, torch.randn(6, 4).double())
+    with pytest.raises(InputError, match="gate holds other values"):
+        step()
+
+
+def test_a_weight_that_is_nought_ahead_of_rows_alone_is_right() -> None:
+    torch.manual_seed(0)
+    model = Gated(torch.tanh, nn.Parameter(torch.zeros(4, 4)), is_open=True)
+    step, whole = step_and_whole(model, torch.randn(6, 4).double())
+    torch.testing.assert_close(step(), whole, rtol=1e-9, atol=0)
