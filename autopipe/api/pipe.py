@@ -20,7 +20,7 @@ from ..costs import CostTable
 from ..errors import InputError
 from ..exports import gather, relays, to_megatron_layout, to_torch_stages
 from ..neighbours.generation import generate
-from ..plans import Plan
+from ..plans import Plan, check_between, check_plan
 from ..runtime import Runtime, mixing
 from ..runtime.wire.peers import joining
 from ..stages import Parity, Stage, build, renewed, run_values, undisturbed, verify
@@ -81,7 +81,9 @@ class Pipe(nn.Module, metaclass=_Short):
             object.__setattr__(self, name, getattr(capture.model, name))
         for name, value in (("graph", capture), ("plan", plan), ("costs", costs)):
             object.__setattr__(self, name, value)
+        check_plan(plan)
         object.__setattr__(self, "stages", build(capture, plan))
+        check_between(plan, capture.ops)
         object.__setattr__(self, "_runtime", [])
         object.__setattr__(self, "_exported", [])
         object.__setattr__(self, "_has_warned", False)

@@ -76,7 +76,9 @@ def planned(name: str, n_stages: int, limit: str) -> dict[str, Any]:
         n_microbatches=N_MICROBATCHES,
         **options,
     )
-    return {"ops": sum(len(s.ops) for s in plan.stages), "gap": plan.bounds.gap, "proved": plan.bounds.proved}
+    found = {"gap": plan.bounds.gap, "proved": plan.bounds.proved}
+    steps = {"step_s": plan.step_s, "step_lower_s": plan.bounds.step_lower_s}
+    return {"ops": sum(len(s.ops) for s in plan.stages), **found, **steps}
 
 
 def solved(n_stages: int, limit: str) -> dict[str, Any]:
@@ -131,7 +133,9 @@ def _line(row: dict[str, Any]) -> str:
     """A row as the README has it."""
     gap = "proved" if row["proved"] else f"{row['gap']:.2%}"
     named = NAMES.get(row["model"], row["model"])
-    return f"| {named} | {row['stages']} | {row['limit']} | {row['ops']:,} | {gap} | {row['cpu_s']:.1f} |"
+    step = f"{row['step_s'] / row['step_lower_s'] - 1:.1%}" if "step_s" in row else ""
+    of = f"| {named} | {row['stages']} | {row['limit']} | {row['ops']:,}"
+    return f"{of} | {gap} | {step} | {row['cpu_s']:.1f} |"
 
 
 if __name__ == "__main__":

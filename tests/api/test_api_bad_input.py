@@ -148,11 +148,16 @@ def test_a_given_plan_that_says_other_boundaries_or_ties_than_its_stages_have(ed
     )
     autopipe.split(model, args=(x,), plan=plan)
     changed = EDITS[edit](plan)
+    contradicting = dataclasses.replace(plan, **changed)
     what = "ties" if "ties" in changed else "boundaries"
-    with pytest.raises(
-        PlanError, match=rf"the plan's {what} have .*, and its stages make that .* plan again"
+    for pipe in (
+        lambda: autopipe.split(model, args=(x,), plan=contradicting),
+        lambda: autopipe.Pipe(autopipe.capture(model, (x,)), contradicting),
     ):
-        autopipe.split(model, args=(x,), plan=dataclasses.replace(plan, **changed))
+        with pytest.raises(
+            PlanError, match=rf"the plan's {what} have .*, and its stages make that .* plan again"
+        ):
+            pipe()
 
 
 def test_the_demo_says_how_to_start_it():

@@ -104,7 +104,7 @@ class Case:
             split=self.schedule in (*SPLIT, COST_AWARE),
             line=self.line,
         )
-        return least_s * self._pace
+        return self.source.costs.start_s + least_s * self._pace
 
     @property
     def line(self) -> Line | None:
@@ -133,7 +133,8 @@ class Case:
             work.aside_s / speed,
             least_sum_in_room(problem, line.sums(), deadline) / 1e9,
         )
-        return max(self.least_step_s, least_s * (1 - PRECISE) * self._pace)
+        in_room_s = self.source.costs.start_s + least_s * (1 - PRECISE) * self._pace
+        return max(self.least_step_s, in_room_s)
 
     def problem(self) -> Problem:
         """Its integer problem. Raises :class:`InfeasibleError` when the graph has too few pieces."""

@@ -97,15 +97,15 @@ def check(case: Case) -> None:
 
 @pytest.mark.parametrize("n_microbatches", [4, 8, 20])
 def test_of_alike_layers_in_a_row_the_bound_is_the_step(n_microbatches):
-    """One op a stage, nothing to send: M + S − 1 of them."""
+    """Two ops a stage, nothing to send: M + S − 1 of them, once the batch is taken in."""
     ops = [Op("x", "input", "x", outputs=HIDDEN)]
     ops += [Op(f"op{v}", "module", f"op{v}", f"op{v}", outputs=HIDDEN) for v in range(6)]
     names = [op.name for op in ops]
     edges = (*itertools.pairwise(names), ("op5", "output"))
     alike = OpGraph("Alike", (*ops, Op("output", "output", "output")), edges)
-    table = CostTable({f"op{v}": OpCost(1e-3, 2e-3) for v in range(6)})
+    table = CostTable({f"op{v}": OpCost(1e-3, 2e-3) for v in range(6)}, start_s=5e-3)
     plan = solve(alike, table, Cluster((Device(),) * 3), n_stages=3, n_microbatches=n_microbatches)
-    assert plan.step_s >= (n_microbatches + 2) * 6e-3
+    assert plan.step_s >= 5e-3 + (n_microbatches + 2) * 6e-3
     assert plan.bounds.step_lower_s >= 0.999 * plan.step_s
 
 
