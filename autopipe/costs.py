@@ -236,7 +236,7 @@ class CostTable(Shown):
 
         Raises :class:`StoreError`, with the path to the fault, for anything that is not one's ``to_dict``.
         """
-        table = build(cls, versioned(data, VERSION, what), what)
+        table = build(cls, versioned(data, VERSION, what, "cost table"), what)
         differs(data, table.to_dict(), what)
         return table
 

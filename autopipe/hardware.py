@@ -371,7 +371,7 @@ class Cluster:
 
         Raises :class:`StoreError`, with the path to the fault, for anything that is not one's ``to_dict``.
         """
-        file = build(_ClusterFile, versioned(data, VERSION, what), what)
+        file = build(_ClusterFile, versioned(data, VERSION, what, "cluster"), what)
         links = {(a, b): link.link for a, b, link in file.links}
         try:
             cluster = cls(

@@ -131,10 +131,24 @@ def build(cls: type[T], data: Any, what: str) -> T:
         raise refuse(what, path, message) from None
 
 
-def versioned(data: Any, version: int, what: str) -> dict[str, Any]:
-    """``data`` without its ``version``. Raises :class:`StoreError` where that is another, or none."""
+_KINDS = {
+    "plan": {"graph_digest", "boundaries"},
+    "cluster": {"devices", "hosts"},
+    "cost table": {"dims", "optimizer_s_per_byte"},
+}
+"""What files have that others do not."""
+
+
+def versioned(data: Any, version: int, what: str, kind: str = "") -> dict[str, Any]:
+    """``data`` without its ``version``. Raises :class:`StoreError` where that is another, or none.
+
+    Where the data are of another kind of file than ``kind``, that is said and not their version.
+    """
     if not isinstance(data, Mapping):
         raise refuse(what, "", f"is a {type(data).__name__}, not an object")
+    held = next((k for k, names in _KINDS.items() if names <= data.keys()), kind)
+    if held != kind:
+        raise StoreError(f"{what} holds a {held}; give another file")
     found = data.get("version")
     if found != version or isinstance(found, bool):
         has = "has no version" if found is None else f"has version {brief(found)}"

@@ -1,6 +1,7 @@
 """Files are data: what does not mean what it says is refused, with its path, and nothing is run."""
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -185,6 +186,16 @@ def test_what_is_no_object_is_refused(text, tmp_path):
 def test_what_is_no_file_of_ours_is_refused(cls, data):
     with pytest.raises(StoreError):
         cls.from_dict(data)
+
+
+@pytest.mark.parametrize(("asked", "given"), [*itertools.permutations(("plan", "cluster", "cost table"), 2)])
+def test_a_file_of_another_kind_is_told_by_its_kind(asked, given, tmp_path):
+    """And not as one of another version, to be made again."""
+    path = tmp_path / "given.json"
+    path.write_text(KINDS[given.replace("cost table", "costs")][0])
+    read = {"plan": Plan.from_json, "cluster": Cluster.read, "cost table": CostTable.read}[asked]
+    with pytest.raises(StoreError, match=rf"^the {asked} .*given.json holds a {given}; give another file$"):
+        read(path)
 
 
 def test_the_name_among_many_is_found():

@@ -146,7 +146,7 @@ class _PlanFile(Plan):
 
 
 def _from_dict(data: dict[str, Any], what: str) -> Plan:
-    read = build(_PlanFile, versioned(data, VERSION, what), what)
+    read = build(_PlanFile, versioned(data, VERSION, what, "plan"), what)
     build(Settings, read.settings, f"{what}, settings:")
     if unknown := sorted({*read.settings} - {*Settings.__annotations__}):
         raise refuse(what, f"settings[{unknown[0]!r}]", "is no setting of a plan")
