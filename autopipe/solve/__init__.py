@@ -3,8 +3,9 @@
 Capturing the graph and measuring its costs are left to ``tracing`` and ``measure``; building the stages of a
 plan to ``stages``.
 
-``search`` tries each case (a schedule, counts, an order of ranks): ``chains`` finds the case's best chain of
-stages, ``step`` the plan near it whose step simulates fastest.
+``search`` tries each case (a schedule, counts, an order of ranks): ``answers`` has the best chain of stages
+that ``chains`` finds for it, or for any order of its ranks, ``step`` the plan near it whose step simulates
+fastest.
 
 Where a change goes:
 
@@ -17,13 +18,14 @@ Where a change goes:
 - words for why nothing fits: ``infeasible``
 """
 
+from .answers import Known
 from .chains import chain
 from .definition.answer import Answer
 from .definition.blocks import Block
 from .definition.problem import Item, Net, Problem, Share, Stage
 from .explain import Explanation, Move, explain
 from .making.cases import SEVERAL_PER_RANK
-from .search import Known, solve, usual_time_s
+from .search import solve, usual_time_s
 
 __all__ = [
     "SEVERAL_PER_RANK",

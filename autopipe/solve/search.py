@@ -1,13 +1,11 @@
 """From a graph, its costs and a cluster to the plan with the fastest step, over all that was left free.
 
-One case's bottleneck is left to ``chains``, its step to ``step``, what is tried to ``cases``.
+One case's bottleneck is left to ``answers``, its step to ``step``, what is tried to ``cases``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -19,34 +17,24 @@ from ..hardware import MOST_RANKS, Cluster
 from ..memory import ADAM
 from ..plans import Candidate, Plan
 from ..units import parse_bytes
-from .chains import NEAR, chain
+from .answers import Answered, Known, answered, ordered
 from .definition.answer import Answer
 from .definition.problem import HUGE, Problem
 from .definition.relaxed import needs_more
 from .infeasible import closest, no_room, shortage, why_none
 from .making.baselines import Weigh
-from .making.cases import Case, cases, rank_orders
+from .making.cases import Case, cases
 from .making.source import Settings, Source
-from .ranks.virtual import least_load
 from .step import fastest
 from .stopping import clock_s, interrupts, timed_by_work
 
-__all__ = ["Known", "solve", "usual_time_s"]
-
-_FEW_ORDERS = 120
-"""Up to so many orders of the ranks are all solved."""
-
-_SWAPS = 60
-"""At most so many orders are solved where they are more."""
+__all__ = ["solve", "usual_time_s"]
 
 _PER_S = 1_500
 """Ops times ranks per second that a solve is given by default."""
 
 _LONGEST_S = 1e9
 """More seconds than anyone waits."""
-
-_KEPT_ORDERS = 3
-"""So many orders with the least bottlenecks are simulated."""
 
 _PASSING_S = 0.1
 """Cases that cannot be at all are passed over for so much longer than the time given."""
@@ -59,12 +47,6 @@ _SIMULATING = 1 / 4
 
 _SIMULATING_DRAFT = 1 / 32
 """The same of a draft, which simulates three and makes no moves."""
-
-_ENOUGH = 0.01
-"""A draft's bottleneck so near its bound is not looked at longer: costs are not known as well."""
-
-Known = dict[tuple[object, ...], Answer]
-"""Bottlenecks that drafts have found, by case."""
 
 
 def solve(
@@ -149,7 +131,7 @@ def solve(
     with timed_by_work(time_limit_s is None):
         deadline = clock_s() + limit_s
         source = Source.of(graph, costs, cluster, settings)
-        free = one_of("device_order", device_order, ("hosts", "given", "auto")) == "auto"
+        any_order = one_of("device_order", device_order, ("hosts", "given", "auto")) == "auto"
         tried = cases(
             source,
             schedule,
@@ -157,7 +139,7 @@ def solve(
             n_microbatches,
             balance,
             min_ranks=min_ranks,
-            any_ranks=free,
+            any_ranks=any_order,
             by_host=device_order != "given",
         )
         if not tried:
@@ -166,18 +148,7 @@ def solve(
                 "multiple of the ranks"
             )
         with interrupts() as stopped:
-            found = _best_of(tried, free, schedule == "auto", deadline, stopped, is_draft, known)
-            if found.best is None and stopped.is_set():
-                raise KeyboardInterrupt
-            if found.best is None:
-                found.best = found.looked_again(tried, deadline, is_draft)
-    ranked = sorted(found.table, key=lambda c: (not c.feasible, c.step_s))
-    best = found.best
-    least_s = min(found.least_s.get(id(case)) or case.least_step_s for case in tried)
-    bounds = dataclasses.replace(best.bounds, step_lower_s=min(least_s, best.step_s))
-    return dataclasses.replace(
-        best, bounds=bounds, candidates=_listed(ranked, best), n_candidates=len(ranked)
-    )
+            return _Search(tried, any_order, schedule == "auto", deadline, stopped, is_draft, known).plan()
 
 
 def usual_time_s(graph: OpGraph, cluster: Cluster) -> float:
@@ -198,15 +169,23 @@ def _listed(ranked: Sequence[Candidate], best: Plan) -> tuple[Candidate, ...]:
 
 
 @dataclasses.dataclass(slots=True)
-class _Found:
-    """The plan with the shortest step, every candidate, and what cases without a plan left open.
+class _Search:
+    """The cases of a solve and until when they are looked at; the best plan, and what the others left open.
 
-    ``failed`` is a case where nothing was found, one that proves it only where all do; ``unfit`` are all that
-    prove it; ``fault`` is of one that could not be tried; ``short`` are ranks that together have no room for
-    what must be held between steps; ``n_left`` is how many there was no time for; ``least_s`` bounds the
-    steps of cases that were solved, by their identity.
+    ``any_order``: ranks may be in any order; ``any_schedule``: cases whose schedule cannot be are left out.
+    ``table`` is of every candidate. ``failed`` is a case where nothing was found, one that proves it only
+    where all do; ``unfit`` are all that prove it; ``fault`` is of one that could not be tried; ``short`` are
+    ranks that together have no room for what must be held between steps; ``n_left`` is how many there was no
+    time for; ``least_s`` bounds the steps of cases that were solved, by their identity.
     """
 
+    tried: Sequence[Case]
+    any_order: bool
+    any_schedule: bool
+    deadline: float
+    stopped: threading.Event
+    is_draft: bool
+    known: Known | None
     best: Plan | None = None
     table: list[Candidate] = dataclasses.field(default_factory=list)
     failed: Answered | None = None
@@ -216,23 +195,118 @@ class _Found:
     n_left: int = 0
     least_s: dict[int, float] = dataclasses.field(default_factory=dict)
 
-    def fail(self, answered: Answered) -> None:
-        """Keeps a case where nothing was found, rather one that is open."""
-        if answered[2].proved:
-            self.unfit.append(answered[1])
-        if self.failed is None or self.failed[2].proved:
-            self.failed = answered
+    def plan(self) -> Plan:
+        """The plan with the shortest step, and the best candidates and bound of all cases.
 
-    def is_short(self, case: Case) -> bool:
+        Raises why there is none, or that none was found and none ruled out; ``KeyboardInterrupt`` where the
+        search was ended before any was found.
+        """
+        self._look()
+        if self.best is None and self.stopped.is_set():
+            raise KeyboardInterrupt
+        best = self._looked_again() if self.best is None else self.best
+        ranked = sorted(self.table, key=lambda c: (not c.feasible, c.step_s))
+        least_s = min(self.least_s.get(id(case)) or case.least_step_s for case in self.tried)
+        bounds = dataclasses.replace(best.bounds, step_lower_s=min(least_s, best.step_s))
+        return dataclasses.replace(
+            best, bounds=bounds, candidates=_listed(ranked, best), n_candidates=len(ranked)
+        )
+
+    def _look(self) -> None:
+        """Cases by rising bound on their step, as far as time suffices.
+
+        Where nothing fits the first, those that hold least come next: one may fit, or rule out the others.
+        """
+        ahead = sorted(self.tried, key=lambda c: c.least_step_s)
+        while ahead:
+            is_unfit = self.failed is not None and self.best is None
+            case = min(ahead, key=lambda c: c.n_held) if is_unfit else ahead[0]
+            now = clock_s()
+            is_told = self.best is not None or self.failed is not None or now > self.deadline + _PASSING_S
+            if self.stopped.is_set() or (self.table and now > self.deadline and is_told):
+                self.n_left += sum(not self._is_short(left) for left in ahead)
+                return
+            ahead.remove(case)
+            if self._is_short(case) or (self.any_schedule and not case.is_possible):
+                continue
+            left_s = max(0.0, self.deadline - now)
+            if self.any_schedule and case.making_s > left_s:
+                self.n_left += 1
+                continue
+            self._enter(case, now + left_s * max(_LEAST_SHARE, 1 / (len(ahead) + 1)))
+
+    def _enter(self, case: Case, deadline: float) -> None:
+        """Solve a case, and keep its plan if it is the best, or why it has none."""
+        plan = None
+        try:
+            plan = self._solved(case, deadline)
+        except PlanError as error:
+            self.fault = self.fault or error
+        except KeyboardInterrupt:
+            if self.best is None:
+                raise
+        if plan is None:
+            kind = case.schedule, case.n_stages, case.n_microbatches
+            self.table.append(Candidate(case.label, *kind, 0.0, 0, False))
+            return
+        self.table += plan.candidates
+        if self.best is None or plan.step_s < self.best.step_s:
+            self.best = plan
+
+    def _solved(self, case: Case, deadline: float) -> Plan | None:
+        """The fastest plan of a case, over the orders of its ranks where they are free.
+
+        None where none was found, which is kept. Raises :class:`InfeasibleError` where parameters alone are
+        too much.
+        """
+        problem = case.problem()
+        if any(needs_more(problem, unfit) for unfit in self.unfit):
+            return None
+        if short := shortage(problem, deadline):
+            fault = no_room(case, problem, short, None if self.fault else deadline)
+            if short.static_bytes > short.room_bytes:
+                self.short.append(frozenset(case.ranks))
+                self.fault = fault
+            raise fault
+        # some time is for simulating what is found
+        kept = _SIMULATING_DRAFT if self.is_draft else _SIMULATING
+        until = deadline - kept * max(0.0, deadline - clock_s())
+        if self.any_order:
+            found = ordered(case, problem, until, self.stopped)
+        else:
+            found = [answered(case, problem, until, self.known, self.is_draft)]
+        best: Plan | None = None
+        table: list[Candidate] = []
+        for there, problem, answer in found:
+            simulating = 0.0 if self.stopped.is_set() else deadline
+            plan = fastest(there, problem, answer, simulating, is_draft=self.is_draft)
+            if plan is not None:
+                table += plan.candidates
+                best = plan if best is None or plan.step_s < best.step_s else best
+        if best is None:
+            # of several orders, one that is open says that not all are ruled out; else the case's own stands
+            self._fail(min(found, key=lambda a: (a[2].proved, a[0].order != case.order)))
+            return None
+        if not self.is_draft and not self.stopped.is_set():
+            # of several orders, each has other prices
+            lower = 0 if self.any_order else found[0][2].lower_ns
+            self.least_s[id(case)] = case.least_step_in_room_s(problem, lower, deadline)
+        return dataclasses.replace(best, candidates=tuple(table))
+
+    def _fail(self, without: Answered) -> None:
+        """Keeps a case where nothing was found, rather one that is open."""
+        if without[2].proved:
+            self.unfit.append(without[1])
+        if self.failed is None or self.failed[2].proved:
+            self.failed = without
+
+    def _is_short(self, case: Case) -> bool:
         """Whether ranks that have too little room include all of a case's."""
         return any(there.issuperset(case.ranks) for there in self.short)
 
-    def looked_again(self, tried: Sequence[Case], deadline: float, is_draft: bool) -> Plan:
-        """A plan, where the look for what comes closest to one finds one.
-
-        Raises why there is none, or that none was found and none ruled out.
-        """
-        failed = self.failed
+    def _looked_again(self) -> Plan:
+        """A plan, where the look for what comes closest to one finds one; else raises why there is none."""
+        tried, failed = self.tried, self.failed
         if self.n_left and (failed is None or failed[2].proved):
             raise UndecidedError(
                 f"of {len(tried)} combinations of schedule and stages that were left free, "
@@ -242,216 +316,16 @@ class _Found:
         if failed is None and self.fault is not None:
             raise self.fault
         case, problem, answer = failed or (tried[-1], tried[-1].problem(), Answer(None, HUGE, 0))
-        nearest = closest(problem, deadline, is_open=not answer.proved)
+        nearest = closest(problem, self.deadline, is_open=not answer.proved)
         plan = None
         if nearest.stage_of is not None and nearest.over_bytes <= 0 and not answer.proved:
             value = problem.bottleneck(problem.loads(nearest.stage_of))
             answer = Answer(nearest.stage_of, value, answer.lower_ns)
-            plan = fastest(case, problem, answer, deadline, is_draft=is_draft)
+            plan = fastest(case, problem, answer, self.deadline, is_draft=self.is_draft)
         if plan is None:
-            raise why_none(case, problem, answer, nearest, deadline)
+            raise why_none(case, problem, answer, nearest, self.deadline)
         self.table += plan.candidates
         return plan
-
-
-def _best_of(
-    tried: Sequence[Case],
-    free: bool,
-    any_schedule: bool,
-    deadline: float,
-    stopped: threading.Event,
-    is_draft: bool,
-    known: Known | None,
-) -> _Found:
-    """Cases by rising bound on their step, as far as time suffices; schedules that cannot be are left out.
-
-    Where nothing fits the first, those that hold least come next: one may fit, or rule out the others.
-    """
-    found = _Found()
-    ahead = sorted(tried, key=lambda c: c.least_step_s)
-    while ahead:
-        is_unfit = found.failed is not None and found.best is None
-        case = min(ahead, key=lambda c: c.n_held) if is_unfit else ahead[0]
-        now = clock_s()
-        plan = None
-        is_told = found.best is not None or found.failed is not None or now > deadline + _PASSING_S
-        if stopped.is_set() or (found.table and now > deadline and is_told):
-            found.n_left += sum(not found.is_short(left) for left in ahead)
-            break
-        ahead.remove(case)
-        if found.is_short(case) or (any_schedule and not case.is_possible):
-            continue
-        if any_schedule and case.making_s > max(0.0, deadline - now):
-            found.n_left += 1
-            continue
-        until = now + max(0.0, deadline - now) * max(_LEAST_SHARE, 1 / (len(ahead) + 1))
-        try:
-            plan = _solve_case(case, free, until, stopped, found, is_draft, known)
-        except PlanError as error:
-            found.fault = found.fault or error
-        except KeyboardInterrupt:
-            if found.best is None:
-                raise
-        if plan is not None:
-            found.table += plan.candidates
-            if found.best is None or plan.step_s < found.best.step_s:
-                found.best = plan
-        else:
-            kind = case.schedule, case.n_stages, case.n_microbatches
-            found.table.append(Candidate(case.label, *kind, 0.0, 0, False))
-    return found
-
-
-def _solve_case(
-    case: Case,
-    free: bool,
-    deadline: float,
-    stopped: threading.Event,
-    found: _Found,
-    is_draft: bool,
-    known: Known | None,
-) -> Plan | None:
-    """The fastest plan of a case, over the orders of its ranks where they are free.
-
-    None where none was found, which is kept in ``found``. Raises :class:`InfeasibleError` where parameters
-    alone are too much.
-    """
-    problem = case.problem()
-    if any(needs_more(problem, unfit) for unfit in found.unfit):
-        return None
-    if short := shortage(problem, deadline):
-        fault = no_room(case, problem, short, None if found.fault else deadline)
-        if short.static_bytes > short.room_bytes:
-            found.short.append(frozenset(case.ranks))
-            found.fault = fault
-        raise fault
-    # some time is for simulating what is found
-    kept = _SIMULATING_DRAFT if is_draft else _SIMULATING
-    until = deadline - kept * max(0.0, deadline - clock_s())
-    answered = (
-        _ordered(case, problem, until, stopped)
-        if free
-        else [_answered(case, problem, until, known, is_draft)]
-    )
-    best: Plan | None = None
-    table: list[Candidate] = []
-    for there, problem, answer in answered:
-        plan = fastest(there, problem, answer, 0.0 if stopped.is_set() else deadline, is_draft=is_draft)
-        if plan is not None:
-            table += plan.candidates
-            best = plan if best is None or plan.step_s < best.step_s else best
-    if best is None:
-        # of several orders, one that is open says that not all are ruled out; the case's own stands for all
-        found.fail(min(answered, key=lambda a: (a[2].proved, a[0].order != case.order)))
-        return None
-    if not is_draft and not stopped.is_set():
-        # of several orders, each has other prices
-        lower = 0 if free else answered[0][2].lower_ns
-        found.least_s[id(case)] = case.least_step_in_room_s(problem, lower, deadline)
-    return dataclasses.replace(best, candidates=tuple(table))
-
-
-Answered = tuple[Case, Problem, Answer]
-
-
-def _answered(
-    case: Case, problem: Problem, deadline: float, known: Known | None = None, is_draft: bool = False
-) -> Answered:
-    key = case.schedule, case.n_stages, case.n_microbatches, case.order, case.ranks
-    earlier = Answer(None, HUGE, 0) if known is None else known.get(key, Answer(None, HUGE, 0))
-    if earlier.bottleneck_ns <= earlier.lower_ns * (1 + _ENOUGH * is_draft):
-        return case, problem, earlier
-    near = _ENOUGH if is_draft else NEAR
-    answer = chain(problem, time_limit_s=max(0.0, deadline - clock_s()), near=near)
-    lower = max(answer.lower_ns, min(earlier.lower_ns, answer.bottleneck_ns))
-    best = min(answer, earlier, key=lambda a: a.bottleneck_ns)
-    answer = dataclasses.replace(best, lower_ns=lower)
-    if known is not None:
-        known[key] = answer
-    return case, problem, answer
-
-
-def _ordered(case: Case, problem: Problem, deadline: float, stopped: threading.Event) -> list[Answered]:
-    """The orders with the least bottlenecks, best first, and the case's own; each with a bound on all.
-
-    Where the case's own does not meet what no order beats, every order that differs is solved if they are
-    few; else swaps of two ranks are tried from the order host by host and from the fastest first. Ctrl-C
-    costs the orders that were still to come.
-    """
-    found = [_answered(case, problem, _part(deadline, 3))]
-    lower = least_load(problem)
-    with contextlib.suppress(KeyboardInterrupt):
-        for bound in (_least_of_any, _others):
-            is_over = stopped.is_set() or clock_s() > deadline
-            if found[0][2].bottleneck_ns > lower and not is_over:
-                lower = max(lower, bound(found, lower, deadline, stopped))
-    found.sort(key=lambda f: (f[2].bottleneck_ns, f[0].order != case.order))
-    kept = [*found[:_KEPT_ORDERS], *(f for f in found[_KEPT_ORDERS:] if f[0].order == case.order)]
-    return [(c, p, dataclasses.replace(a, lower_ns=lower)) for c, p, a in kept]
-
-
-def _others(found: list[Answered], lower: int, deadline: float, stopped: threading.Event) -> int:
-    """Solves other orders than the first that was found, and bounds all of them where all were solved."""
-    case = found[0][0]
-    count, orders = rank_orders(case.source.cluster, case.source.settings.memory_limit)
-    if count > _FEW_ORDERS:
-        _swapped(found, lower, deadline, stopped)
-        return lower
-    for x, order in enumerate(order for order in orders if order != case.order):
-        if stopped.is_set() or clock_s() > deadline:
-            return lower
-        moved = dataclasses.replace(case, order=order)
-        found.append(_answered(moved, moved.problem(), _part(deadline, count - x)))
-    return min(answer.lower_ns for _, _, answer in found)
-
-
-def _part(deadline: float, n: int) -> float:
-    """When the first of so many parts of the time that is left ends."""
-    now = clock_s()
-    return now + (deadline - now) / n
-
-
-def _least_of_any(found: list[Answered], lower: int, deadline: float, stopped: threading.Event) -> int:
-    """A bottleneck that no order of the ranks beats: where devices are alike, that of the cheapest links."""
-    problem = found[0][1]
-    if len({(s.speed, s.limit_bytes) for s in problem.stages}) > 1:
-        return lower
-    stages = tuple(dataclasses.replace(s, nic=-1) for s in problem.stages)
-    anywhere = dataclasses.replace(problem, stages=stages, pair_ns=None, link_of=None)
-    return chain(anywhere, time_limit_s=max(0.0, _part(deadline, 4) - clock_s())).lower_ns
-
-
-def _swapped(found: list[Answered], lower: int, deadline: float, stopped: threading.Event) -> None:
-    """Orders reached by swapping two ranks while that lowers the bottleneck and it is over the bound."""
-    case, _, first = found[0]
-    devices = case.source.cluster.devices
-    by_speed = tuple(sorted(case.order, key=lambda r: -devices[r].speed))
-    budget, seen = (deadline - clock_s()) / _SWAPS, {case.order}
-
-    def visit(order: tuple[int, ...]) -> int:
-        seen.add(order)
-        moved = dataclasses.replace(case, order=order)
-        found.append(_answered(moved, moved.problem(), clock_s() + budget))
-        return found[-1][2].bottleneck_ns
-
-    best = first.bottleneck_ns, case.order
-    for start in (by_speed, by_speed[::-1]):
-        if best[0] > lower and start not in seen:
-            best = min(best, (visit(start), start))
-    improved = best[0] > lower
-    while improved:
-        improved = False
-        for a, b in itertools.combinations(range(len(case.order)), 2):
-            order = list(best[1])
-            order[a], order[b] = order[b], order[a]
-            if tuple(order) in seen:
-                continue
-            if len(seen) >= _SWAPS or stopped.is_set() or clock_s() > deadline:
-                return
-            value = visit(tuple(order))
-            if value < best[0]:
-                best, improved = (value, tuple(order)), value > lower
-                break
 
 
 def _limits(given: str | float | Sequence[str | float] | None, n_ranks: int) -> tuple[int, ...]:

@@ -296,7 +296,7 @@ def test_a_draft_that_is_kept_is_looked_for_again_unless_it_is_proved(monkeypatc
         return found[-1]
 
     monkeypatch.setattr("autopipe.api.planning.solve", told)
-    monkeypatch.setattr("autopipe.solve.search.chain", bounded)
+    monkeypatch.setattr("autopipe.solve.answers.chain", bounded)
     monkeypatch.setattr(autopipe.api.refine._Refining, "_may_be_better", lambda self, plan: False)
     split(Uneven())
     assert drafts == [True] * (len(drafts) - 1) + [False]
@@ -315,7 +315,7 @@ def test_a_bottleneck_that_more_time_does_not_better_has_the_bound_that_it_found
         value = answer.bottleneck_ns * n_found[problem]
         return dataclasses.replace(answer, bottleneck_ns=value, lower_ns=int(share * answer.bottleneck_ns))
 
-    monkeypatch.setattr("autopipe.solve.search.chain", ever_worse)
+    monkeypatch.setattr("autopipe.solve.answers.chain", ever_worse)
     plan = split(Uneven()).plan
     assert max(n_found.values()) == 2
     assert plan.bounds.bottleneck_lower_s == pytest.approx(0.9 * plan.bounds.bottleneck_s, rel=0.05)

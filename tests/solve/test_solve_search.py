@@ -18,7 +18,7 @@ from autopipe.hardware import Cluster, Device, Link
 from autopipe.look.tables import candidate_table
 from autopipe.plans import Plan
 from autopipe.simulator import simulate
-from autopipe.solve import Item, Net, Problem, Stage, chain, chains, search
+from autopipe.solve import Item, Net, Problem, Stage, answers, chain, chains
 from autopipe.units import parse_bytes
 
 
@@ -169,7 +169,7 @@ def test_ctrl_c_returns_the_best_so_far(options, monkeypatch):
                 signal.raise_signal(signal.SIGINT)
         return chain(problem, **limits)
 
-    monkeypatch.setattr("autopipe.solve.search.chain", chain_interrupted)
+    monkeypatch.setattr("autopipe.solve.answers.chain", chain_interrupted)
     devices = Cluster(tuple(Device(speed=f) for f in (1.0, 2.0, 0.5)), local=LINK)
     plan = made(cluster=devices, **options)
     assert len(calls) == 2
@@ -341,7 +341,7 @@ def test_a_draft_has_nearly_all_its_time_for_a_bottleneck_near_its_bound(monkeyp
         asked.append(how)
         return chain(problem, **how)
 
-    monkeypatch.setattr(search, "chain", spied)
+    monkeypatch.setattr(answers, "chain", spied)
     for is_draft in (True, False):
         made(is_draft=is_draft, time_limit_s=1000.0)
     draft, plan = asked

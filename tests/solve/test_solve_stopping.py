@@ -26,7 +26,7 @@ def answers(monkeypatch, lowers):
     def nothing(problem, **limits):
         return Answer(None, HUGE, rest.pop(0) if len(rest) > 1 else rest[0])
 
-    monkeypatch.setattr("autopipe.solve.search.chain", nothing)
+    monkeypatch.setattr("autopipe.solve.answers.chain", nothing)
     monkeypatch.setattr("autopipe.solve.step.by_weight", lambda *given: None)
 
 
@@ -51,7 +51,7 @@ def test_what_the_look_for_a_reason_finds_is_the_plan(monkeypatch, limit):
 
 def test_pins_keep_no_split_by_hand_from_being_found(monkeypatch):
     """Where the search had no time at all, the splits that need none are the plan, whatever is pinned."""
-    monkeypatch.setattr("autopipe.solve.search.chain", lambda problem, **limits: Answer(None, HUGE, 0))
+    monkeypatch.setattr("autopipe.solve.answers.chain", lambda problem, **limits: Answer(None, HUGE, 0))
     for stage in (0, 1, 2):
         plan = made(pin={"layer2": stage}, time_limit_s=0.0)
         assert plan.stages_of["layer2"] == (stage,)
@@ -176,17 +176,17 @@ def test_ctrl_c_while_items_are_placed_one_by_one_keeps_the_chain(monkeypatch):
 
 
 def test_ctrl_c_among_the_orders_of_the_ranks_keeps_those_before_it(monkeypatch):
-    from autopipe.solve import search
+    from autopipe.solve import answers
 
-    calls, orders = [], search._others
+    calls, orders = [], answers._others
 
     def interrupted(*given):
         calls.append(given)
-        monkeypatch.setattr(search, "chain", pressed)
+        monkeypatch.setattr(answers, "chain", pressed)
         return orders(*given)
 
-    monkeypatch.setattr(search, "_others", interrupted)
-    monkeypatch.setattr(search, "_least_of_any", lambda *given: 0)
+    monkeypatch.setattr(answers, "_others", interrupted)
+    monkeypatch.setattr(answers, "_least_of_any", lambda *given: 0)
     slow = [Device(speed=speed) for speed in (1.0, 0.5, 1.0)]
     plan = made(cluster=Cluster(tuple(slow)), device_order="auto", time_limit_s=60.0)
     assert len(calls) == 1
@@ -199,7 +199,7 @@ def test_ctrl_c_with_nothing_found_is_raised(monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return Answer(None, HUGE, 0)
 
-    monkeypatch.setattr("autopipe.solve.search.chain", nothing)
+    monkeypatch.setattr("autopipe.solve.answers.chain", nothing)
     monkeypatch.setattr("autopipe.solve.step.by_weight", lambda *given: None)
     with pytest.raises(KeyboardInterrupt):
         made(time_limit_s=60.0)
@@ -238,7 +238,7 @@ def waiting(monkeypatch, s):
         time.sleep(s)
         return chain(problem, time_limit_s=time_limit_s, near=near)
 
-    monkeypatch.setattr("autopipe.solve.search.chain", late)
+    monkeypatch.setattr("autopipe.solve.answers.chain", late)
     return given
 
 

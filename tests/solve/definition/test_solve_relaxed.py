@@ -9,7 +9,7 @@ from language_model import costs, graph
 from autopipe.errors import InfeasibleError, UndecidedError
 from autopipe.hardware import Cluster
 from autopipe.schedule import build
-from autopipe.solve import chain, search, solve
+from autopipe.solve import answers, chain, solve
 from autopipe.solve.definition.problem import HUGE
 from autopipe.solve.definition.relaxed import needs_more
 from autopipe.solve.making.formulate import formulate
@@ -68,7 +68,7 @@ def test_what_nothing_fits_is_proved_for_a_few_cases_of_many(monkeypatch):
         asked.append(problem)
         return chain(problem, **given)
 
-    monkeypatch.setattr(search, "chain", counted)
+    monkeypatch.setattr(answers, "chain", counted)
     with pytest.raises(InfeasibleError) as told:
         solve(
             graph(),
