@@ -16,7 +16,7 @@ import autopipe
 from autopipe.errors import StepError
 from autopipe.runtime.checkpoint import saving
 
-LIMIT_S, MARGIN_S = 2.0, 10.0
+LIMIT_S, MARGIN_S = 2.0, 30.0
 
 
 def main(folder):

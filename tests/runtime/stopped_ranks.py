@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import autopipe
 from autopipe.errors import AutopipeError
 
-LIMIT_S, MARGIN_S = 4.0, 10.0
+LIMIT_S, MARGIN_S = 4.0, 25.0
 
 
 def main(folder):
