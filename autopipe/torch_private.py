@@ -351,6 +351,9 @@ def _grouped_mm(
 
 _ON_META = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
 _ON_META.impl("_grouped_mm", _grouped_mm, allow_override=True)  # type: ignore[no-untyped-call]
+_FUSED_LAYER = "_transformer_encoder_layer_fwd"
+if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{_FUSED_LAYER}", "Meta"):  # 2.11 has none
+    _ON_META.impl(_FUSED_LAYER, lambda src, *_: torch.empty_like(src))  # type: ignore[no-untyped-call]
 
 
 class Unread(Tensor):
