@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from autopipe.tracing import preserved
-from autopipe.tracing.code import leaf_state
 from autopipe.tracing.code.leaves import eager
 from autopipe.tracing.patches import memos
+from autopipe.tracing.state import loads
 from autopipe.tracing.state.reach import reached
 
 COUNTS = {"calls": 0}
@@ -158,16 +158,27 @@ def test_what_was_reached_once_is_looked_for_again_where_there_may_be_more():
 MANY = "\n".join(["def many(x):", *(f"    x.a{i}" for i in range(700)), "    return x.last()"])
 
 
-def test_the_attributes_that_code_loads_are_those_that_dis_tells():
+GLOBALS = "\n".join(
+    [*(f"g{i} = {i}" for i in range(300)), "def sums(x):", *(f"    x.g{i} + g{i}" for i in range(300))]
+)
+
+
+def test_the_names_that_code_loads_are_those_that_dis_tells():
     space = {}
     exec(MANY, space)
+    exec(GLOBALS, space)
     codes = [
-        f.__code__ for f in (space["many"], *vars(nn.Module).values()) if isinstance(f, types.FunctionType)
+        f.__code__
+        for f in (space["many"], space["sums"], *vars(nn.Module).values())
+        if isinstance(f, types.FunctionType)
     ]
     assert len(codes) > 20
     for code in codes:
-        loads = [i for i in dis.get_instructions(code) if i.opname in ("LOAD_ATTR", "LOAD_METHOD")]
-        assert [*leaf_state._loaded(code)] == [i.argval for i in loads]
+        told = [*dis.get_instructions(code)]
+        of_objects = [i.argval for i in told if i.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+        of_files = [i.argval for i in told if i.opname.endswith("_GLOBAL") or i.opname == "IMPORT_NAME"]
+        assert [*loads.attributes_loaded(code)] == of_objects
+        assert [*loads.globals_loaded(code)] == of_files
 
 
 def test_cached_functions_are_found_where_names_were_added():

@@ -9,11 +9,9 @@ That its calls then belong together is left to ``opgraph``; methods by which cod
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import itertools
 import logging
-import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +20,7 @@ import torch
 from torch import nn
 
 from ..state.global_names import codes_in
+from ..state.loads import attributes_loaded
 from ..state.quick_check import are_same
 from .restart import WatchMethods
 
@@ -177,7 +176,7 @@ def read_by(cls: Any) -> frozenset[str]:
     """The attributes that the methods of a class and of those it is made of ask for, by name or as a text."""
     names: set[str] = set()
     for code in codes_of(cls):
-        names.update(_loaded(code))
+        names.update(attributes_loaded(code))
         names.update(c for c in code.co_consts if isinstance(c, str))
     return frozenset(names)
 
@@ -204,20 +203,3 @@ def codes_of(cls: type) -> tuple[types.CodeType, ...]:
 def goes_by(cls: Any) -> frozenset[str]:
     """Of what a class asks for, what not every module has."""
     return read_by(cls) - _OF_ALL
-
-
-_LOADS = frozenset(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap)
-_EXTENDED = dis.opmap["EXTENDED_ARG"]
-_SHIFT = int(sys.version_info >= (3, 12))
-"""By how much the number of a name is shifted: the bit below tells whether a method is loaded."""
-
-
-def _loaded(code: types.CodeType) -> Iterator[str]:
-    """The attributes that code loads; ``dis.get_instructions`` takes a hundred times as long."""
-    number = 0
-    for op, part in zip(code.co_code[::2], code.co_code[1::2], strict=True):
-        number = number << 8 | part
-        if op in _LOADS:
-            yield code.co_names[number >> _SHIFT]
-        if op != _EXTENDED:
-            number = 0

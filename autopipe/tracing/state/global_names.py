@@ -14,6 +14,7 @@ from typing import Any
 
 from ..inputs.contents import is_filled
 from .cells import attributes, content
+from .loads import globals_loaded
 
 __all__ = ["codes_in", "come_to", "is_foreign", "is_users", "named", "names_in"]
 
@@ -22,6 +23,8 @@ _STDLIB = sysconfig.get_path("stdlib")
 _INSTALLED = ("site-packages", "dist-packages")
 _AROUND_FUNC = (partial, partialmethod, cached_property, singledispatchmethod)
 _ASKS_FOR_ALL = frozenset({"globals", "eval", "exec", "vars", "locals"})
+_REACHES_FILES = frozenset({"modules", "import_module", "getmodule"})
+"""Code with these names may ask its own file for an attribute, as it asks others."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -83,7 +86,7 @@ class _Walk:
         if isinstance(thing, types.FunctionType):
             known = thing.__globals__
             if self.is_followed(known.get("__name__")):
-                self.ask(names_in(thing.__code__), known)
+                self.ask(thing.__code__, known)
             return [*map(content, thing.__closure__ or ()), getattr(thing, "__wrapped__", None)]
         if isinstance(thing, type):
             return [*vars(thing).values(), *thing.__bases__] if self.is_followed(thing.__module__) else []
@@ -95,12 +98,17 @@ class _Walk:
             return [thing.func]
         return [(attributes(thing) or {}).get("__wrapped__"), type(thing)] if callable(thing) else []
 
-    def ask(self, asked: frozenset[str], known: dict[str, Any]) -> None:
-        """Code with the globals ``known`` asks for these names, of them and of what it finds there."""
+    def ask(self, code: types.CodeType, known: dict[str, Any]) -> None:
+        """Code with the globals ``known`` asks for names of them, and for others of modules found there.
+
+        What it loads as an attribute is none of its file's, though that may have one of the same name.
+        """
         _, names = self.names.setdefault(id(known), (known, set()))
-        new = (known.keys() if _ASKS_FOR_ALL & asked else known.keys() & asked) - names
+        asked, own = _names(code)
+        own = asked if _REACHES_FILES & asked else own
+        new = (known.keys() if _ASKS_FOR_ALL & asked else known.keys() & own) - names
         names |= new
-        for name in known.keys() & asked:
+        for name in known.keys() & own:
             value = known[name]
             if isinstance(value, types.ModuleType) and is_users(value.__name__):
                 self.ask_module(asked, value)
@@ -161,18 +169,24 @@ def _has_code(value: Any) -> bool:
     return isinstance(value, (types.FunctionType, types.MethodType, partial))
 
 
-_asked: dict[int, tuple[types.CodeType, frozenset[str]]] = {}
+_asked: dict[int, tuple[types.CodeType, frozenset[str], frozenset[str]]] = {}
 """By id of the code, which is kept with it: to compare code takes longer than to read its names."""
 _MOST_ASKED = 1 << 14
 
 
 def names_in(code: types.CodeType) -> frozenset[str]:
     """The names that code asks for, functions within it included."""
+    return _names(code)[0]
+
+
+def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The names that code asks for, and those of them that it has of its own file."""
     if (known := _asked.get(id(code))) is not None:
-        return known[1]
+        return known[1:]
     if len(_asked) > _MOST_ASKED:
         _asked.clear()
-    inner = [names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)]
-    names = frozenset([n for n in code.co_names if not n.startswith("__")]).union(*inner)
-    _asked[id(code)] = code, names
-    return names
+    inner = [_names(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    names = frozenset([n for n in code.co_names if not n.startswith("__")]).union(*(n for n, _ in inner))
+    own = frozenset(globals_loaded(code)).union(*(n for _, n in inner)) & names
+    _asked[id(code)] = code, names, own
+    return names, own
