@@ -158,7 +158,6 @@ add("heat", "neurodiffeq.networks", _Heat, lambda b, n: (torch.rand(b, 1), torch
 add("retnet", "yet_another_retnet.retnet", lambda m: m.RetNet(64, d_model=32, nhead=4, num_layers=3, dim_feedforward=64), lambda b, n: (torch.randint(1, 64, (b, n)), torch.randint(1, 64, (b, n))))
 add("simple", "zeta.structs", lambda m: m.SimpleTransformer(dim=32, depth=3, num_tokens=64, dim_head=8, heads=4), tokens())
 add("decoder", "zeta.structs", lambda m: m.Transformer(num_tokens=64, max_seq_len=64, attn_layers=m.Decoder(dim=32, depth=3, heads=4)), tokens())
-add("local", "zeta.structs", lambda m: m.LocalTransformer(num_tokens=64, max_seq_len=64, dim=32, depth=3, dim_head=8, heads=4, local_attn_window_size=8), lambda b, n: {"x": torch.randint(1, 64, (b, n)), "return_loss": True})
 
 
 class _Rotary(nn.Module):
@@ -231,7 +230,7 @@ class _Can(nn.Module):
 
     def __init__(self, m: Any) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(m.CANLayer(8, 4, heads=2, dropout=0.0, att_activation=nn.LeakyReLU(0.2)) for _ in range(3))
+        self.layers = nn.ModuleList(m.CANLayer(8, 8, heads=2, dropout=0.0, att_activation=nn.LeakyReLU(0.2)) for _ in range(3))
         self.out = nn.Linear(8, 2)
 
     def forward(self, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
