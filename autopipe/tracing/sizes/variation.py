@@ -47,8 +47,8 @@ class Mixing:
     backward: str = ""
     gathered: bool = False
     sums: bool = False
-    summed: tuple[str, ...] = ()
-    blocks: tuple[str, ...] = ()
+    summed: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    blocks: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     is_asked: bool = dataclasses.field(default=False, compare=False)
     points: bool = False
     by_call: tuple[str, ...] = ()
