@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import sys
 from typing import Any
 
 import pytest
@@ -102,6 +103,58 @@ def test_gradients_of_many_rows_are_asked_where_code_that_names_so_many_holds_so
     found, seen = counted(long_alone, monkeypatch, centred)
     assert "gradients" in found.always
     assert seen[102]
+
+
+class Lengthy(nn.Module):
+    """Names a number of rows in code that no call runs, or that runs from another number on."""
+
+    def __init__(self, few: int, far: Any) -> None:
+        super().__init__()
+        self.few, self.far = few, far
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (self.much(x) if len(x) > self.few else x.detach().tanh())
+
+    def much(self, x: Tensor) -> Tensor:
+        return self.far(x) if len(x) > 100 else x.detach().tanh()
+
+
+def mixed_far(x: Tensor) -> Tensor:
+    return x.detach().tanh() - x.detach().mean(0)
+
+
+def learnt_far(x: Tensor) -> Tensor:
+    return x.tanh() + (x - x.detach())
+
+
+@pytest.mark.parametrize("far", [mixed_far, learnt_far])
+def test_what_code_names_is_asked_where_it_runs_or_would_with_more_rows(
+    far: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, seen = counted(Lengthy(few=20, far=far), monkeypatch)
+    assert found.always
+    assert max(seen) > 100
+    found, seen = counted(Lengthy(few=1 << 20, far=far), monkeypatch)
+    assert not found.always
+    assert max(seen) == 8
+
+
+def test_a_profiler_sees_all_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: collections.Counter[str] = collections.Counter()
+
+    def profiler(frame: Any, event: str, argument: Any) -> None:
+        called[frame.f_code.co_name] += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(profiler)
+    try:
+        found, seen = counted(Lengthy(few=1 << 20, far=mixed_far), monkeypatch)
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(before)
+    assert not found.always
+    assert seen[102]  # which code runs is not looked at
+    assert called["noting"] == seen.total()
 
 
 def test_code_that_does_not_run_while_somebody_watches_is_asked_about_without(

@@ -23,6 +23,7 @@ from ..calls.call import Call, Depends, Recording
 from ..calls.functions import classify, kind_of_name, plain_name, selects_by_mask, tensors
 from ..calls.named import is_code
 from ..code.leaves import eager, is_atomic
+from .code_run import CodeRun
 from .inner_numbers import FAR, LINEAR, Numbers, in_place_of
 from .results import Rows, is_number
 from .tables import are_alike, are_by_number, held_tables, picked
@@ -87,7 +88,8 @@ class Watch:
     Attributes
     ----------
     noted: what its code was seen to ask of tensors; None before it has run. found: ids of calls as in
-        :class:`Reading`; reads: as there. may_bend: see :class:`Numbers`; True before it has run.
+        :class:`Reading`; reads: as there. may_bend: see :class:`Numbers`; True before it has run. ran: what
+        code ran.
     """
 
     def __init__(self, model: nn.Module, form: Recording, n_rows: int) -> None:
@@ -101,6 +103,7 @@ class Watch:
         self.found: set[int] = set()
         self.reads, self.may_bend = False, True
         self._is_over = False
+        self.ran = CodeRun()
 
     def first(self, run: Rows, rows: str, look: Callable[[Call, Any], Any] | None = None) -> Any:
         """What ``run`` gives; its first run on rows a and b is looked at, where it runs so."""
@@ -112,7 +115,8 @@ class Watch:
             with eager():
                 return self.see(run, look)
         except Exception:  # whatever it is: code may not run while somebody watches
-            return run(rows, look)
+            with self.ran:
+                return run(rows, look)
 
     def tables_alike(self) -> dict[str, Tensor]:
         """The tables of which it took places, by name, where these may hide which row took which."""
@@ -134,7 +138,7 @@ class Watch:
             if look is not None:
                 look(call, value)
 
-        with _Noted(self._tables, self._n_rows) as noted:
+        with _Noted(self._tables, self._n_rows) as noted, self.ran:
             result = run("ab", shown)
         self.noted, self.found, self.may_bend = noted, found, noted.may_bend
         return result

@@ -22,6 +22,7 @@ from ..calls.functions import tensors
 from ..code.own_code import OwnCode
 from .among_many import Met, rows_met
 from .class_weights import by_class_weights
+from .code_run import CodeRun
 from .data_dependent import Reading, Turn, Turned, Watch, alike, deciding, numbers_apart, reading, scales
 from .held_back import RowGradients, holds_back, may_hold_back
 from .inner_numbers import Around, numbers_elsewhere
@@ -94,7 +95,8 @@ def _questions(asked: Asked, far: dict[int, str]) -> Iterator[tuple[Callable[[],
     watch = Watch(model, form, 2 * _MANY if is_more else 2 if is_sure else dim.example)
     in_gradients = _row_gradients(asked)
     if in_gradients is not None:
-        yield functools.partial(in_gradients.fault, [_MANY] if is_more else ()), False
+        held_back = functools.partial(in_gradients.fault, [_MANY] if is_more else ())
+        yield functools.partial(_looked_at, watch.ran, held_back), False
     others = of_other_weights(given, dim), told_otherwise(given, dim), unlike(model, form, given, dim, shapes)
     for rows in itertools.chain(*others):
         yield functools.partial(mixed_among, rows), False
@@ -110,13 +112,13 @@ def _questions(asked: Asked, far: dict[int, str]) -> Iterator[tuple[Callable[[],
             yield functools.partial(_among_unlike, asked, n, {}, watch), True
             if spread:
                 yield functools.partial(_among_unlike, asked, n, spread, watch), True
-    for n, is_untold, is_held in (
-        _numbers_of_rows(asked, watch, far) if is_more and not asked.seen.is_noisy else ()
-    ):
+    for n, is_untold in _numbers_of_rows(asked, watch, far) if is_more and not asked.seen.is_noisy else ():
         if is_untold:
-            yield functools.partial(_among_more, results, asked.seen, given, n // 2 + 1, dim, shapes), True
-        if in_gradients is not None and is_held:
-            yield functools.partial(in_gradients.fault, [n // 2 + 1]), True
+            among = functools.partial(_among_more, results, asked.seen, given, n // 2 + 1, dim, shapes)
+            yield functools.partial(_looked_at, watch.ran, among), True
+        if in_gradients is not None:
+            held_back = functools.partial(in_gradients.fault, [n // 2 + 1])
+            yield functools.partial(_looked_at, watch.ran, held_back), True
     evenly, apart_inside = _numbers_elsewhere(asked) if is_sure and watch.may_bend else ([], [])
     for around in apart_inside:
         yield functools.partial(_of_numbers, results, given, around=around), False
@@ -155,11 +157,12 @@ def _row_gradients(asked: Asked) -> RowGradients | None:
     return RowGradients(asked.code.model, run, made, asked.seen.known_shares, asked.dim, asked.shapes)
 
 
-def _numbers_of_rows(asked: Asked, watch: Watch, far: dict[int, str]) -> list[tuple[int, bool, bool]]:
-    """How many rows code may go by, more than many, from small to large; each with what is to be asked.
+def _numbers_of_rows(asked: Asked, watch: Watch, far: dict[int, str]) -> Iterator[tuple[int, bool]]:
+    """How many rows code may go by, more than many, from small to large; each with whether that is untold.
 
-    First whether values are untold: they are told where only code in calls names the number, and each of
-    these goes by rows alone there. Then whether gradients are, as where one of these holds some back.
+    It is told where only code in calls names the number, and each of these goes by rows alone there; then
+    gradients alone may hang on it, where one of them holds some back. What code names that only so many rows
+    let run comes behind these.
     """
     form, dim, shapes, least = asked.form, asked.dim, asked.shapes, 2 * _MANY
     met, most = _met(asked, least), max(MOST, _most_rows(asked))
@@ -170,20 +173,40 @@ def _numbers_of_rows(asked: Asked, watch: Watch, far: dict[int, str]) -> list[tu
         if words := if_told(_among_more, asked.results, asked.seen, asked.given, n // 2 + 1, dim, shapes):
             far[n] = words
             break
-    in_open = {n for n in in_open if n <= MOST}
-    named = thresholds(asked.code, form, least)
-    limits = {call: {n for n in numbers if asked.takes(n + 2)} - in_open for call, numbers in named.items()}
+    untold = {n for n in in_open if n <= MOST}
+    known = dict[Call, set[int]]()
+    while True:
+        named = thresholds(asked.code, form, least, watch.ran)
+        limits = {
+            call: {n for n in numbers if asked.takes(n + 2)} - in_open for call, numbers in named.items()
+        }
+        fresh = {call: numbers - known.get(call, set()) for call, numbers in limits.items()}
+        new = {call: numbers for call, numbers in fresh.items() if numbers}
+        if not (new or untold):
+            return
+        untold |= _untold_alone(asked, watch, new)
+        held = untold.union(*(numbers for c, numbers in new.items() if may_hold_back(asked.code, c)))
+        yield from ((n, n in untold) for n in sorted(held))
+        known, untold = limits, set()
+
+
+def _untold_alone(asked: Asked, watch: Watch, limits: Mapping[Call, set[int]]) -> set[int]:
+    """See :func:`untold_alone`; all numbers where the form does not run so."""
+    told = limits, asked.dim, asked.shapes, asked.device
     few, more = asked.run(alone=True), asked.run(alone=True, times=_MANY)
-    numbers = set[int]().union(*limits.values())
     try:
-        untold = untold_alone(asked.code.model, form, few, more, limits, dim, shapes, asked.device)
+        with watch.ran:
+            return untold_alone(asked.code.model, asked.form, few, more, *told)
     except Exception as error:
         # any Python of the model, on rows it may not take
         _logger.debug("calls could not be asked alone: %s", error)
-        untold = numbers
-    untold |= in_open
-    held = untold.union(*(found for call, found in limits.items() if may_hold_back(asked.code, call)))
-    return [(n, n in untold, n in held) for n in sorted(in_open | numbers)]
+        return set[int]().union(*limits.values())
+
+
+def _looked_at(ran: CodeRun, question: Callable[[], str]) -> str:
+    """What a question finds, whose code is noted."""
+    with ran:
+        return question()
 
 
 def _most_rows(asked: Asked) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..calls.call import Call, Depends, Recording
 from ..code.own_code import OwnCode
 from ..inputs.contents import is_filled
+from .code_run import CodeRun
 
 __all__ = ["MOST", "beside_places", "places_beyond", "rows_to_try", "thresholds"]
 
@@ -27,11 +28,15 @@ MOST = 256
 _PIECES = frozenset({"split", "unsafe_split", "chunk", "unsafe_chunk", "tensor_split"})
 
 
-def thresholds(code: OwnCode, form: Recording, least: int) -> dict[Call, set[int]]:
-    """Whole numbers above ``least`` that the model's own code in calls compares with, by call."""
+def thresholds(code: OwnCode, form: Recording, least: int, ran: CodeRun) -> dict[Call, set[int]]:
+    """Whole numbers above ``least`` that the model's own code in calls compares with, by call.
+
+    Of functions that ``ran``: what others name decides nothing before some of these go another way.
+    """
     found = {}
     for call in (c for c in form.calls if code.is_own(c)):
-        numbers = (n for function, owner in code.functions(call) for n in _compared(function, owner))
+        functions = (held for held in code.functions(call) if ran.may_run(held[0]))
+        numbers = (n for function, owner in functions for n in _compared(function, owner))
         found[call] = {n for n in numbers if least < n <= MOST}
     return {call: numbers for call, numbers in found.items() if numbers}
 

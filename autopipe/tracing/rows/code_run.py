@@ -1,0 +1,41 @@
+"""Which code runs: of functions that do not, what they would do of so many rows need not be asked.
+
+What functions there are is left to ``code.own_code``, what is looked for in them to ``thresholds``.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+
+__all__ = ["CodeRun"]
+
+
+class CodeRun:
+    """The code of all Python functions that were called within such contexts; all, before one ran to its end.
+
+    Not looked at where a profiler does: Python has one at a time, and may not be given it back.
+    """
+
+    def __init__(self) -> None:
+        self._codes: set[types.CodeType] = set()
+        self._is_looking = self._is_seen = False
+
+    def __enter__(self) -> CodeRun:
+        self._is_looking = sys.getprofile() is None
+        if self._is_looking:
+            sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._is_looking:
+            sys.setprofile(None)
+            self._is_seen |= kind is None
+
+    def may_run(self, function: types.FunctionType) -> bool:
+        """Whether a function was called, or nothing was looked at."""
+        return not self._is_seen or function.__code__ in self._codes
+
+    def _note(self, frame: types.FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            self._codes.add(frame.f_code)
