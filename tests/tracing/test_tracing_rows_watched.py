@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autopipe.torch_private import function_modes
 from autopipe.tracing import capture
-from autopipe.tracing.rows import data_dependent, mixing, row_questions, tail
+from autopipe.tracing.rows import among_many, data_dependent, mixing, row_questions, tail
 
 
 class Leaf(nn.Module):
@@ -137,6 +137,44 @@ def test_what_code_names_is_asked_where_it_runs_or_would_with_more_rows(
     found, seen = counted(Lengthy(few=1 << 20, far=far), monkeypatch)
     assert not found.always
     assert max(seen) == 8
+
+
+class Chained(nn.Module):
+    """Goes another way from 300 rows on, which mixes them from 3,000 on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.much(x) if len(x) > 300 else self.linear(x)
+
+    def much(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        return x - x.mean(0) if len(x) > 3000 else x
+
+
+class Unchained(Chained):
+    """Never does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * len(x) / len(x)
+
+
+def test_a_layer_is_given_as_many_rows_as_its_code_names_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_call, given = among_many.run_call, set()
+
+    def noting(model: Any, constants: Any, call: Any, args: Any, *told: Any) -> Any:
+        given.update(len(x) for x in args if isinstance(x, Tensor))
+        return run_call(model, constants, call, args, *told)
+
+    monkeypatch.setattr(among_many, "run_call", noting)
+    for kind in (Chained, Unchained):
+        given.clear()
+        model = nn.Sequential(kind(), nn.Linear(4, 2))
+        beyond = capture(model, (torch.randn(2, 4),), closed=["0"]).variation.mixing.beyond
+        assert (beyond is not None) is (kind is Chained)
+        assert (max(given) > 3000) is (kind is Chained)
 
 
 def test_a_profiler_sees_all_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import types
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -60,9 +60,12 @@ class OwnCode:
         """The names of globals and attributes that those ask for, and of the contexts that they run in."""
         return self._names(call.op == "call_module", call.target)
 
-    def numbers(self, call: Call) -> frozenset[int]:
-        """The whole numbers above one that those have, or that what they name holds."""
-        return self._numbers(call.op == "call_module", call.target)
+    def numbers(
+        self, call: Call, may_run: Callable[[types.FunctionType], bool] | None = None
+    ) -> frozenset[int]:
+        """The whole numbers above one that those have which ``may_run``, or that what they name holds."""
+        each = self._numbers(call.op == "call_module", call.target)
+        return frozenset[int]().union(*(n for f, n in each if may_run is None or may_run(f)))
 
     def _looks_own(self, is_module: bool, target: Any) -> bool:
         if not is_module:
@@ -76,12 +79,11 @@ class OwnCode:
         contexts = (type(f.__self__).__name__ for f in held if isinstance(f, types.MethodType))
         return frozenset(contexts).union(*names)
 
-    def _numbered(self, is_module: bool, target: Any) -> frozenset[int]:
+    def _numbered(self, is_module: bool, target: Any) -> list[tuple[types.FunctionType, frozenset[int]]]:
         held = self._within(is_module, target)
         bound = {id(m.__func__): m.__self__ for m, _ in held if isinstance(m, types.MethodType)}
         functions = ((f, bound.get(id(f), owner)) for f, owner in held if isinstance(f, types.FunctionType))
-        each = (_numbers_of(f, owner) for f, owner in functions)
-        return frozenset(n for numbers in each for n in numbers if n > 1)
+        return [(f, frozenset(n for n in _numbers_of(f, owner) if n > 1)) for f, owner in functions]
 
     def _looked_for(self, is_module: bool, target: Any) -> list[tuple[Any, Any]]:
         if not is_module:

@@ -22,6 +22,7 @@ from ..calls.functions import plain_name, tensors
 from ..calls.perform import run_call
 from ..code.own_code import OwnCode
 from ..inputs.structure import mapped
+from .code_run import CodeRun
 from .results import ROUNDED, Rows, axes
 from .thresholds import MOST
 
@@ -59,9 +60,21 @@ class Met:
     far: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
-def rows_met(code: OwnCode, form: Recording, run: Rows, n: int, dim: Dim, shapes: _Shapes, at: device) -> Met:
-    """How many rows there are where some call first gives others than for ``n``; ``run`` runs the form."""
-    look = _Look(code, form, n, dim, shapes, at)
+def rows_met(
+    code: OwnCode,
+    form: Recording,
+    run: Rows,
+    n: int,
+    dim: Dim,
+    shapes: _Shapes,
+    at: device,
+    ran: CodeRun,
+) -> Met:
+    """How many rows there are where some call first gives others than for ``n``; ``run`` runs the form.
+
+    Calls are given as many rows as code names that ``ran``, for so many too, or as is usual.
+    """
+    look = _Look(code, form, n, dim, shapes, at, ran)
     if look.is_any:
         run("a" * (n // 2) + "b" * (n // 2), look)
     return look.met
@@ -70,7 +83,17 @@ def rows_met(code: OwnCode, form: Recording, run: Rows, n: int, dim: Dim, shapes
 class _Look:
     """Shown each call of a run on ``n`` rows, runs those that may go by their number on more."""
 
-    def __init__(self, code: OwnCode, form: Recording, n: int, dim: Dim, shapes: _Shapes, at: device) -> None:
+    def __init__(
+        self,
+        code: OwnCode,
+        form: Recording,
+        n: int,
+        dim: Dim,
+        shapes: _Shapes,
+        at: device,
+        ran: CodeRun,
+    ) -> None:
+        self._ran = ran
         self._code, self._form, self._n, self._dim, self._shapes, self._at = code, form, n, dim, shapes, at
         self._symbol = symbol(dim.name)
         by_rows = set[int]()
@@ -110,8 +133,11 @@ class _Look:
             if id(call) in self._of_sizes:
                 self._most[id(call)] = self._most_times(call, value)
                 self._compare_number(call, value)
-            if times := self._n_times(call):
-                self._compare_rows(call, value, times)
+            times, before = self._n_times(call), 0
+            while times > before:
+                with self._ran:
+                    self._compare_rows(call, value, times)
+                before, times = times, self._most_named(call)
         except Exception as error:
             # any Python of the model, on rows that it may not take, or whose axis is not known
             _logger.debug("%s was not run on more rows: %s", call.name, error)
@@ -137,18 +163,24 @@ class _Look:
         if id(call) in self._of_sizes:
             return self._most[id(call)] if isinstance(self._few[id(call)], Tensor) else 0
         given = [t for c in call.inputs for t in tensors(self._few[id(c)])]
-        numbers = self._code.numbers(call)
         kind = (
             frozenset(f.__code__ for f, _ in self._code.functions(call)),
-            numbers,
+            self._code.numbers(call),
             *((t.shape, t.dtype) for t in given),
         )
         if kind in self._seen:
             return 0
         self._seen.add(kind)
-        n_bytes = sum(t.nbytes for t in given) or 1
+        return self._most_named(call)
+
+    def _most_named(self, call: Call) -> int:
+        """As often as rows may come for code to come to the number that it names, or as is usual."""
+        if id(call) in self._of_sizes:
+            return 0
+        n_bytes = sum(t.nbytes for c in call.inputs for t in tensors(self._few[id(c)])) or 1
         usual = max((times for times in _STEPS if times * n_bytes <= _MOST_BYTES), default=0)
-        named = min(max(numbers, default=0), _MOST_ROWS) // self._n + 1
+        most_named = max(self._code.numbers(call, self._ran.may_run), default=0)
+        named = min(most_named, _MOST_ROWS) // self._n + 1
         most = min((self._most[id(c)] for c in call.inputs if id(c) in self._of_sizes), default=_FAR)
         return min(most, max(usual, min(named, _MOST_BYTES_NAMED // n_bytes)))
 

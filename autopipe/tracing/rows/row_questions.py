@@ -165,7 +165,7 @@ def _numbers_of_rows(asked: Asked, watch: Watch, far: dict[int, str]) -> Iterato
     let run comes behind these.
     """
     form, dim, shapes, least = asked.form, asked.dim, asked.shapes, 2 * _MANY
-    met, most = _met(asked, least), max(MOST, _most_rows(asked))
+    met, most = _met(asked, least, watch.ran), max(MOST, _most_rows(asked))
     far.update({n: words for n, words in met.far.items() if asked.takes(n + 2)})
     cuts = rows_to_try(watch.noted.beyond if watch.noted else (), least, most)
     in_open = {n for n in beside_places(form, least, most) | cuts | met.near if asked.takes(n + 2)}
@@ -215,9 +215,9 @@ def _most_rows(asked: Asked) -> int:
     return _MOST_BYTES * max(asked.dim.example, 1) // max(made, 1)
 
 
-def _met(asked: Asked, n: int) -> Met:
+def _met(asked: Asked, n: int, ran: CodeRun) -> Met:
     """See :func:`rows_met`; nothing where the form does not run so."""
-    told = asked.code, asked.form, asked.run(alone=True), n, asked.dim, asked.shapes, asked.device
+    told = asked.code, asked.form, asked.run(alone=True), n, asked.dim, asked.shapes, asked.device, ran
     try:
         return rows_met(*told)
     except Exception as error:
