@@ -204,7 +204,9 @@ class Engine:
         mixed = self.kinds[batch.kind].mixed
         mixed.check_tables()
         if self.is_whole or not self.options.batch_dims:
-            mixed.check(batch, has_backward=has_backward)
+            # a rank alone would have the others wait, and what wraps stages would talk to other ranks
+            may_ask = self.peers is None and not self.was_wrapped
+            mixed.check(batch, has_backward=has_backward, may_ask=may_ask)
 
     def _wire(self) -> None:
         """Make what hangs on the code of the stages, and on the values that they take and give."""

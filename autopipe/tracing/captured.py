@@ -466,10 +466,13 @@ class Capture:
         Kinds of calls that are for the state that it is in now are for that which it is in then.
         """
         standing = [kind for kind in self.kinds if not kind.n_changes]
+        as_they_were = [kind.whole for kind in self.kinds if not kind.whole.changed()]
 
         def accept() -> None:
             for kind in standing:
                 kind.assumptions.accept()
+            for layers in as_they_were:
+                layers.accept(())
 
         return accept
 

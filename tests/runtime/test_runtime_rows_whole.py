@@ -165,3 +165,26 @@ def test_what_calls_change_themselves_is_asked_about_a_few_times(monkeypatch: py
     model.layer.is_centred = True
     with pytest.raises(InputError, match="depend on one another"):
         step()
+
+
+def test_stages_that_are_wrapped_are_not_run_to_ask(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What wraps them sets attributes of layers and talks to other ranks; what calls count is theirs."""
+
+    def wrapper(stage: nn.Module) -> None:
+        for layer in stage.modules():
+            layer.is_sharded = True  # type: ignore[assignment]
+
+    monkeypatch.setattr(captured.Capture, "asked_anew", lambda self: pytest.fail("the model was run"))
+    torch.manual_seed(0)
+    model, x = Net(Leaf()).double(), torch.randn(6, 5, 4).double()
+    pipe = autopipe.split(model, 2, (x,), closed=["layer"], costs="estimated", n_microbatches=3)
+    runtime = pipe.runtime(loss_fn=lambda output, target: output.square().mean())
+    runtime.wrap(wrapper)
+    for _ in range(8):
+        runtime.step(x)
+    assert "changed after the capture" not in caplog.text
+    model.layer.is_centred = True  # type: ignore[assignment]
+    runtime.step(x)
+    assert "Net: layer.is_centred changed after the capture; whether rows" in caplog.text

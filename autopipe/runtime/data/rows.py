@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["MixedRows", "mixing"]
 
 _logger = logging.getLogger("autopipe")
+_SETTLING = range(2, 5)
+"""The steps ahead of which what has changed in layers is taken for what calls do there, as counters do."""
 
 ALLOWED = {torch.float64: 1e-8, torch.float32: 1e-3}
 """Relative; products of other sizes round otherwise."""
@@ -43,7 +45,7 @@ class MixedRows:
         self._mode, self._is_whole = mode, is_whole
         self._warned = False
         self._mixing, self._tail = self._variation.mixing, self._variation.tail
-        self._by_mode = ""
+        self._by_mode, self._n_checked = "", 0
 
     def check_tables(self) -> None:
         """Raise :class:`InputError` where tables by which rows are taken hold something else than before."""
@@ -54,12 +56,15 @@ class MixedRows:
                 "n_microbatches=1, put it back, or capture again as it is now"
             )
 
-    def check(self, batch: Batch, *, has_backward: bool) -> None:
+    def check(self, batch: Batch, *, has_backward: bool, may_ask: bool) -> None:
         """Raise :class:`InputError` where microbatches would not be what the batch is; warn once of less.
 
         Less is what is allowed, and what mixes rows in training only, as batch norm does, or in the backward.
+        Where layers that stay whole have changed the model is run to ask anew, if it ``may``; else that is
+        said.
         """
-        self._follow_layers(batch)
+        self._n_checked += 1
+        self._follow_layers(batch, may_ask=may_ask)
         found, tail = self._mixing, self._tail
         always, training = found.always, found.training or ("" if found.by_call else found.carried)
         if self._is_whole:
@@ -105,7 +110,7 @@ class MixedRows:
             self._warned = True
             _logger.warning("%s: %s", name, found.said_untold)
 
-    def _follow_layers(self, batch: Batch) -> None:
+    def _follow_layers(self, batch: Batch, *, may_ask: bool) -> None:
         """Ask anew how rows depend on one another where layers that stay whole are not what they were.
 
         Raises :class:`InputError` where what a plan or the weights of microbatches go by is otherwise now.
@@ -114,6 +119,23 @@ class MixedRows:
         if not (changed := whole.changed()):
             return
         shown = f"{', '.join([*changed][:3])} changed after the capture"
+        otherwise = InputError(
+            f"{name}: {shown}, and with it how microbatches make what the batch gives; capture again as the "
+            "model is now, put it back, or pass n_microbatches=1"
+        )
+        if any(p and self._weighs(p, n.rpartition(".")[2]) for n, p in changed.items()):
+            raise otherwise
+        if not may_ask:
+            whole.accept(changed)
+            if self._n_checked not in _SETTLING:
+                _logger.warning(
+                    "%s: %s; whether rows of a batch depend on one another as before is asked in one process "
+                    "alone, of stages that nothing wraps; where they may, capture again as the model is now, "
+                    "or pass n_microbatches=1",
+                    name,
+                    shown,
+                )
+            return
         try:
             now = self._capture.asked_anew()
         except AutopipeError as error:
@@ -121,15 +143,11 @@ class MixedRows:
             why = "whether rows of a batch depend on one another as before could not be asked"
             _logger.warning("%s: %s; %s: %s", name, shown, why, str(error))
             return
-        weighs = any(p and self._weighs(p, n.rpartition(".")[2]) for n, p in changed.items())
         sums = now.mixing.sums != self._mixing.sums
         is_alone = bool(now.mixing.one_row) and not self._capture.one_row and 1 in batch.rows
         is_cut = self._is_whole and not {*now.tail.ops} <= {*self._tail.ops}
-        if weighs or is_alone or is_cut or (sums and not now.mixing.always):
-            raise InputError(
-                f"{name}: {shown}, and with it how microbatches make what the batch gives; capture again as "
-                "the model is now, put it back, or pass n_microbatches=1"
-            )
+        if is_alone or is_cut or (sums and not now.mixing.always):
+            raise otherwise
         if all(n.startswith(MODE_OF) for n in changed):
             # batch norm that trains, as it does in training
             self._by_mode = now.mixing.always or now.mixing.training
