@@ -21,7 +21,8 @@ referee    recordings held against the model on other data, in both modes, with 
 =========  =================================================================================================
 
 ``session`` in ``runs`` decides what to record again; ``forms`` makes a capture's forms of recordings,
-``validation`` holds them against the model, ``forms_by_size`` and ``new_forms`` add others.
+``validation`` holds them against the model, ``forms_by_size`` and ``new_forms`` add others; ``new_kinds``
+adds captures for other calls and states.
 
 Where a change goes:
 

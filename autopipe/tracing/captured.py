@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,11 +26,11 @@ from .graphs import emit, modes
 from .graphs.questions import Question, choose
 from .inputs.arguments import Inputs
 from .inputs.contents import are_equal_tensors, plainly
-from .inputs.free_numbers import freed
 from .inputs.held_numbers import HELD, numbers_of
 from .inputs.structure import Spec, unflatten
 from .inputs.writes import Written, write_back
 from .new_forms import NewForms
+from .new_kinds import recorded_beside
 from .runs.assumptions import Assumptions
 from .runs.size_attributes import follow_sizes, sizes_of
 from .sizes.variation import Variation
@@ -41,10 +40,6 @@ from .state.whole_layers import WholeLayers
 
 __all__ = ["Capture"]
 
-_MOST_KINDS = 32
-"""How many kinds of calls a capture may have, each of which takes about as long to record as the first."""
-_MOST_VALUES = 8
-"""How many of them may differ in one plain value."""
 _MOST_NUMBERS = 2
 """How often in a row numbers in attributes may change without effect before they are made inputs."""
 _MOST_IN_A_ROW = 8
@@ -186,7 +181,7 @@ class Capture:
             if kind.new_forms is None or not kind.is_new(refusal, args, kwargs):
                 raise
             try:
-                kind = (self.first or self)._recorded_beside(kind, args, kwargs)
+                kind = recorded_beside(self.first or self, kind, args, kwargs)
             except AutopipeError as error:
                 raise InputError(f"{refusal}. It was tried to record it now: {error}") from error
         return kind, kind.values(args, kwargs)
@@ -198,66 +193,6 @@ class Capture:
     def is_unlike(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call is of another kind, in its plain values or structure."""
         return self.inputs.is_unlike(self.model, *self.arguments(args, kwargs))
-
-    def _recorded_beside(self, unfit: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
-        """A capture of calls like this one, that ``unfit`` is not for; one of the kinds from now on."""
-        told = ((kind, self.model, *kind.arguments(args, kwargs)) for kind in self.kinds)
-        others = Counter(filter(None, (kind.inputs.only_other_value(*given) for kind, *given in told)))
-        place, n_values = next(iter(others.most_common(1)), ("", 0))
-        if n_values >= _MOST_VALUES:
-            raise InputError(
-                f"argument {place} has had {n_values} values so far, and the model was recorded for each; "
-                "give what keeps changing as a tensor, such as torch.tensor(0.5)"
-            )
-        if len(self.kinds) >= _MOST_KINDS:
-            raise InputError(
-                f"the model was recorded for {len(self.kinds)} kinds of arguments or states of it so far; "
-                "give as few, or what varies as tensors: a buffer, where the model holds it"
-            )
-        with all_on(self.device, self.model):
-            made = self._recorded_with(unfit.assumptions.changed_numbers(), args, kwargs)
-        assert made.new_forms is not None
-        made.new_forms.made.join()
-        own: dict[bool, list[int]] = {}
-        for flag, forms in made.forms.items():
-            n = len(self.forms[flag])
-            own[flag] = [*range(n, n + len(forms))]
-            self.forms[flag] = (*self.forms[flag], *forms)
-        self.constants.update(made.constants)
-        made = dataclasses.replace(made, forms=self.forms, own=own, constants=self.constants)
-        made.assumptions.called = self.assumptions.called
-        self.others.append(made)
-        return made
-
-    def _recorded_with(
-        self, changed: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Capture:
-        """A capture of calls like this one; plain numbers that had other values may vary, if they can.
-
-        Those in attributes, too, of which the ``changed`` had these.
-        """
-        given = self._with_numbers(changed, args, kwargs)
-        inputs, tensors = Inputs.of(self.model, *given)
-        known = inputs.with_free_numbers([kind.inputs for kind in self.kinds])
-        if (known is not inputs or known.held) and self.device.type != "meta":
-            with contextlib.suppress(AutopipeError):
-                return self.beside(self, *known.rebuild(self.model, tensors))
-        return self.beside(self, args, kwargs)
-
-    def _with_numbers(
-        self, changed: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with the numbers in attributes beside them that have been others."""
-        met = {name: [was] for name, was in changed.items()}
-        for kind in self.kinds:
-            met |= kind.inputs.values_held
-        now = numbers_of(self.model, met)
-        numbers = {
-            name: freed(now[name], next((was for was in known if was != now[name]), known[0]))
-            for name, known in met.items()
-            if type(now[name]) is type(known[0])
-        }
-        return args, {**kwargs, HELD: numbers} if numbers else kwargs
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
         """Placeholder name → tensor for a call's arguments.
