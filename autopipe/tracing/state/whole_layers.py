@@ -11,13 +11,12 @@ import itertools
 import os
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from . import quick_check
 from .global_names import codes_in, is_foreign, names_in
 from .reach import HOOKS, Reached, reached
 from .readers import OF_ALL, Reader, are_same, is_same, read_beside
@@ -64,16 +63,17 @@ class WholeLayers:
     def changed(self) -> dict[str, str]:
         """By name what is not as it was, with the path of its layer, if it is of one; empty as a rule."""
         differing: dict[str, str] = {}
-        lengths, held = self._glance()
-        if lengths != self._glanced[0] or not quick_check.are_same(held, self._glanced[1]):
+        if not self._are_as_held():
             for (path, then), now in zip(self._seen.items(), self._look().values(), strict=True):
                 differing.update(dict.fromkeys(_differing(path, then, now), path))
         modes, known = self._modes_now(), self._modes[self._model.training]
         if modes != known:
             differing.update((f"{MODE_OF}{path}", path) for path in known if known[path] != modes[path])
-        for reader, read in zip(self._beside, self._read, strict=True):
-            if not are_same(found := reader.read(), read):
-                differing[str(reader.change(found, read))] = ""
+        found = self._read_beside()
+        if not _are_plainly_equal(found, self._read):
+            for reader, now, then in zip(self._beside, found, self._read, strict=True):
+                if not are_same(now, then):
+                    differing[str(reader.change(now, then))] = ""
         return {name: path for name, path in differing.items() if self._asked[name] < _MOST_ASKED}
 
     def accept(self, names: Iterable[str]) -> None:
@@ -83,22 +83,37 @@ class WholeLayers:
         self._take()
 
     def _take(self) -> None:
-        self._glanced, self._seen = self._glance(), self._look()
-        self._read = [reader.read() for reader in self._beside]
+        inside = [held[name] for held in self._held for name in _INSIDE]
+        self._empty, self._filled = [d for d in inside if not d], [d for d in inside if d]
+        self._copies = [*map(dict, self._held), *map(dict, self._filled)]
+        self._kinds, self._seen = self._kinds_now(), self._look()
+        self._read = self._read_beside()
+
+    def _are_as_held(self) -> bool:
+        """Whether all layers hold what they held, told in one go; False where only a closer look tells."""
+        is_as_full = not any(self._empty) and self._kinds_now() == self._kinds
+        return is_as_full and _are_plainly_equal([*self._held, *map(dict, self._filled)], self._copies)
+
+    def _kinds_now(self) -> list[type]:
+        return [type(m) for _, m in self._layers]
+
+    def _read_beside(self) -> list[tuple[Any, ...]]:
+        return [reader.read() for reader in self._beside]
 
     def _modes_now(self) -> dict[str, bool]:
         return {path: m.training for path, m in self._layers}
 
-    def _glance(self) -> tuple[list[int], list[Any]]:
-        """How much is held, and what: by identity, to be compared in one go."""
-        inside = [held[name] for held in self._held for name in _INSIDE]
-        filled = [*self._held, *filter(None, inside)]
-        kinds = [type(m) for _, m in self._layers]
-        return [*map(len, inside)], [*kinds, *itertools.chain.from_iterable(map(dict.values, filled))]
-
     def _look(self) -> dict[str, dict[str, Any]]:
         """What is held, each under its name, by the path of its layer."""
         return {path: dict(_named(m)) for path, m in self._layers}
+
+
+def _are_plainly_equal(now: Sequence[Any], then: Sequence[Any]) -> bool:
+    """Whether all is the same or equal; False also of what has no plain equality, as tensors have not."""
+    try:
+        return now == then
+    except Exception:
+        return False
 
 
 def _codes(cls: type) -> Iterator[types.CodeType]:
