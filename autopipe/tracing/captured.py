@@ -389,7 +389,8 @@ class Capture:
                 f"be captured ({error}); put it back, or capture again once that is mended"
             ) from error
         if not is_same:
-            if any(c.kind in (Kind.WEIGHTS, Kind.INFERENCE) for c in changed):
+            is_resized = [p.shape for p in found.ops.parameters] != [p.shape for p in self.ops.parameters]
+            if is_resized or any(c.kind in (Kind.WEIGHTS, Kind.INFERENCE) for c in changed):
                 raise InputError(str(acts_otherwise))
             self.assumptions.know_otherwise()
             raise acts_otherwise

@@ -330,7 +330,7 @@ def shown(trail: Any) -> str:
     """The steps to a piece of the arguments as a person would write them: ``batch["mask"]``."""
     (_, first), *rest = trail
     if first == HELD:
-        return f"{HELD}.{rest[0][1]}"
+        return f"self.{rest[0][1]}"
     return str(first) + "".join(f"[{k!r}]" if kind == "item" else f".{k}" for kind, k in rest)
 
 

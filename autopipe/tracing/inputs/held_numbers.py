@@ -14,8 +14,8 @@ from torch import nn
 
 __all__ = ["HELD", "divided", "numbers_of", "placed"]
 
-HELD = "self"
-"""The keyword under which a call has them, which no forward takes."""
+HELD = "its own"
+"""The keyword under which a call has them: no name, so that no parameter of a forward has it."""
 
 
 def divided(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
