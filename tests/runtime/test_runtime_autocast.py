@@ -1,4 +1,4 @@
-"""A model that goes by dtypes is captured within the autocast that its runtime enters, or recorded once more."""
+"""A model that goes by dtypes is captured within the autocast of its runtime, or recorded once more."""
 
 from __future__ import annotations
 

@@ -265,11 +265,10 @@ class Results:
     def _lies(self, values: Mapping[str, Any], axis: int, allowed: Mapping[dtype, float]) -> str | None:
         """How several places for each row lie along an axis: in ``rows``, ``blocks``, or neither: None."""
         given = [*values.values()]
-        if not all(
-            isinstance(t, Tensor) and t.shape[axis : axis + 1] == given[0].shape[axis : axis + 1]
-            for t in given
-        ):
+        if not all(isinstance(t, Tensor) and t.ndim > axis for t in given):
             return None
+        if len({t.shape[axis] for t in given}) > 1:
+            return "rows" if self._are_in_turn(values, axis, allowed or ALLOWED) else None
         each, rest = divmod(given[0].shape[axis], self._n_rows)
         if rest:
             return None
@@ -283,6 +282,13 @@ class Results:
             ):
                 return name
         return None
+
+    def _are_in_turn(self, values: Mapping[str, Any], axis: int, allowed: Mapping[dtype, float]) -> bool:
+        """Whether rows that give unlike numbers of places, as where some lack values, give them in turn."""
+        both, a, b = (values[rows] for rows in ("ab", "aa", "bb"))
+        n_a, n_b = a.shape[axis] // 2, b.shape[axis] // 2
+        turns = torch.cat([a.narrow(axis, 0, n_a), b.narrow(axis, n_b, n_b)], axis)
+        return self._n_rows == 2 and turns.shape == both.shape and is_close(both, turns, allowed)
 
     def neither(self) -> str:
         """In words, the first number that is neither mean nor sum of what rows give, as both together.
