@@ -1,4 +1,4 @@
-"""Outputs with several places for each row, and numbers that are sums, are those of the batch."""
+"""Outputs with several places for each row, numbers of rows and numbers that are sums are the batch's."""
 
 from __future__ import annotations
 
@@ -99,3 +99,82 @@ def test_a_sum_that_a_loss_function_takes_for_its_loss_is_told(caplog: pytest.Lo
 def test_an_output_whose_size_is_no_multiple_of_the_rows_is_refused() -> None:
     with pytest.raises(InputError, match="no certain number of places"):
         compared(lambda h: (h, torch.arange(len(h) + 1)), mean_of_first, sizes=(6,))
+
+
+COUNTED: dict[str, Callable[[Tensor], Any]] = {
+    "rows that meet a condition": lambda h: (
+        h,
+        (h[:, 0, 0] > 0).nonzero(),
+        torch.where(h[:, 0, 0] > h[:, 1, 0]),
+    ),
+    "places in rows": lambda h: (h, (h > 0).nonzero()),
+    "every row": lambda h: (h, torch.arange(len(h)), torch.ones(len(h), dtype=torch.long).cumsum(0)),
+    "every step of a row": lambda h: (
+        h,
+        torch.arange(h.shape[0] * h.shape[1]).view(h.shape[:2]),
+        h.argmax(-1),
+    ),
+    "how many there are": lambda h: (h, torch.tensor(len(h)), len(h), h.shape),
+    "how many meet a condition": lambda h: (h, (h > 0).sum(), (h > 0).sum().item(), len((h > 0).nonzero())),
+    "how many of each kind": lambda h: (h, torch.bincount(h.argmax(-1).flatten(), minlength=4)),
+    "sums of columns": lambda h: (h, h.sum((0, 1)), h.sum().item()),
+    "what stays": lambda h: (h, torch.tensor(h.shape[1]), torch.arange(h.shape[1]), (h > 9).any()),
+}
+UNTOLD: dict[str, Callable[[Tensor], Any]] = {
+    "an order of rows": lambda h: (h, h[:, 0, 0].argsort()),
+    "places in columns": lambda h: (h, (h[0] > 0).nonzero()),
+    "places behind kinds": lambda h: (h, torch.cat([h[:, 0].argmax(-1), torch.arange(len(h))])),
+    "the first row": lambda h: (h, torch.arange(len(h)) == 0),
+}
+FIRST: dict[str, Callable[[Tensor], Any]] = {
+    "the best row": lambda h: (h, h[:, 0, 0].argmax()),
+    "a count beside a size": lambda h: (h, torch.tensor([len(h), 3])),
+    "rows of a kind that the example lacks": lambda h: (h, (h[:, 0, 0] > 99).nonzero()),
+    "a count of what the example lacks": lambda h: (h, (h > 99).sum()),
+}
+
+
+@pytest.mark.parametrize("kind", COUNTED)
+def test_whole_numbers_of_rows_and_counts_are_those_of_the_batch(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    compared(COUNTED[kind], mean_of_first)
+    assert "batch axis" not in caplog.text
+
+
+def test_what_the_first_rows_of_the_example_lack_is_asked_of_its_others() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, 4).double()
+    model = Net(lambda h: (h, (h[:, 0, 0] > h[:, 1, 0]).nonzero(), (h[:, 0, 0] > h[:, 1, 0]).sum())).double()
+    met = model(x)[1].flatten()
+    assert 0 < len(met) <= 4
+    example = x[torch.ones(6).index_fill(0, met, 2.0).argsort()]
+    pipe = autopipe.split(model, 2, (example,), costs="estimated", n_microbatches=3)
+    outputs = pipe.runtime(loss_fn=mean_of_first).step(x, return_outputs=True).outputs
+    torch.testing.assert_close(outputs, model(x))
+
+
+def in_three(function: Callable[[Tensor], Any]) -> tuple[Any, Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, 4).double()
+    pipe = autopipe.split(Net(function).double(), 2, (x,), costs="estimated", n_microbatches=3)
+    return pipe.runtime(loss_fn=mean_of_first), x
+
+
+@pytest.mark.parametrize("kind", UNTOLD)
+def test_whole_numbers_that_microbatches_do_not_tell_are_refused_by_name(kind: str) -> None:
+    runtime, x = in_three(UNTOLD[kind])
+    runtime.step(x)
+    with pytest.raises(
+        InputError, match=r"output \w+ has (no certain number of places|whole numbers that hang)"
+    ):
+        runtime.step(x, return_outputs=True)
+
+
+@pytest.mark.parametrize("kind", FIRST)
+def test_numbers_without_rows_that_do_not_add_up_are_told_by_name(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime, x = in_three(FIRST[kind])
+    runtime.step(x[:1].expand_as(x), return_outputs=True)  # all microbatches give the same
+    assert caplog.text.count("has no batch axis and hangs on the rows of a batch") == 1

@@ -44,11 +44,19 @@ class Outputs:
 
     def check(self, batch: Batch) -> None:
         """Raise :class:`InputError` for outputs that microbatches cannot give, such as ``x @ x.T``."""
+        steps = self._capture.variation.mixing.steps
         for name, axes in self._leaves(batch) if batch.n_microbatches > 1 else ():
-            if axes is not None and len(axes) == 1 and self._is_uneven(name, axes[0]):
+            is_told = steps.get(name) is not None
+            if axes is not None and len(axes) == 1 and not is_told and self._is_uneven(name, axes[0]):
                 raise InputError(
                     f"output {name} has no certain number of places for each row of the batch along axis "
                     f"{axes[0]}: those of {batch.n_microbatches} microbatches do not make the whole; pass "
+                    "n_microbatches=1 here, or do not ask for outputs"
+                )
+            if name in steps and steps[name] is None:
+                raise InputError(
+                    f"output {name} has whole numbers that hang on the places of rows in their batch, and "
+                    f"those of {batch.n_microbatches} microbatches do not tell the whole's; pass "
                     "n_microbatches=1 here, or do not ask for outputs"
                 )
             if axes is not None and len(axes) > 1:
@@ -63,9 +71,10 @@ class Outputs:
     ) -> list[Any]:
         """Flat output leaves of the full batch from those of each microbatch.
 
-        A tensor with a batch axis is concatenated along it, a scalar averaged by ``weights``; a Python number
-        made of sizes is what the full batch's make. The rest is taken from the first microbatch; a warning
-        says so where another one's differs.
+        A tensor with a batch axis is concatenated along it, numbers of rows as they are in the batch; a
+        scalar is averaged by ``weights``, a sum over rows added up; a Python number made of sizes is what the
+        full batch's make. The rest is taken from the first microbatch; a warning says so where another one's
+        differs, or may.
         """
         if len(parts) == 1:
             return list(parts[0])
@@ -87,6 +96,9 @@ class Outputs:
     ) -> Any:
         are_tensors = all(isinstance(x, Tensor) for x in leaf)
         mixing = self._capture.variation.mixing
+        if are_tensors and (told := mixing.steps.get(name)) is not None:
+            axis, step = told
+            return torch.cat(_of_batch(leaf, axis, step, batch.rows), axis)
         if axes and are_tensors:
             return (
                 _of_blocks(leaf, axes[0], batch.rows)
@@ -98,13 +110,16 @@ class Outputs:
                 return torch.stack([*leaf]).double().sum().to(leaf[0].dtype)
             shares = _shares(weights, batch.rows) if mixing.summed else weights
             return weighted(leaf, shares).to(leaf[0].dtype)
+        if mixing.adds.get(name):
+            return torch.stack([*leaf]).sum(0, dtype=leaf[0].dtype) if are_tensors else sum(leaf)
         if axes is None and are_tensors and _lead_with(batch.rows, leaf):
             return torch.cat(list(leaf))
-        if name not in self._warned and not all(_are_equal(leaf[0], x) for x in leaf[1:]):
+        is_other = name in mixing.adds or not all(_are_equal(leaf[0], x) for x in leaf[1:])
+        if is_other and name not in self._warned:
             self._warned.add(name)
             _logger.warning(
-                "output %s has no batch axis and differs between microbatches: the first one's is returned; "
-                "pass n_microbatches=1 for the whole batch's",
+                "output %s has no batch axis and hangs on the rows of a batch, of which each microbatch has "
+                "some: the first one's is returned; pass n_microbatches=1 for the whole batch's",
                 name,
             )
         return leaf[0]
@@ -208,6 +223,16 @@ class _Untold(Exception):
 
 def _lead_with(rows: Sequence[int], tensors: Sequence[Tensor]) -> bool:
     return all(t.ndim > 0 and t.shape[0] == n for t, n in zip(tensors, rows, strict=True))
+
+
+def _of_batch(pieces: Sequence[Tensor], axis: int, step: Any, rows: Sequence[int]) -> list[Tensor]:
+    """Pieces of whole numbers along an axis, each with ``step`` more for every row that is ahead of it."""
+    out, ahead = [], 0
+    for piece, n in zip(pieces, rows, strict=True):
+        added = torch.tensor(step, dtype=torch.int64, device=piece.device).unsqueeze(0).movedim(0, axis)
+        out.append((piece + added * ahead).to(piece.dtype) if ahead else piece)
+        ahead += n
+    return out
 
 
 def _of_blocks(pieces: Sequence[Tensor], axis: int, rows: Sequence[int]) -> Tensor:

@@ -4,7 +4,8 @@ A step cuts a batch into microbatches, which is right only where each row's resu
 is the entry: it asks everything of a capture, and the rest answers.
 
 - The question itself: ``mixing`` puts rows in others' places and names the op that mixes them; ``results``
-  compares what comes out, ``row_questions`` asks again under other conditions.
+  compares what comes out, ``row_questions`` asks again under other conditions; ``joining`` tells how whole
+  numbers of pieces make those of a batch.
 - Conditions that may hide it: other data (``varied_data``, ``data_dependent``, ``inner_numbers``,
   ``tables``, ``class_weights``), another order (``order``), pieces of a batch (``pieces``), rows all unlike
   (``unlike_rows``), one row (``one_row``), many rows (``thresholds``, ``code_run``, ``many_rows``,

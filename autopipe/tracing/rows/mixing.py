@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,12 +35,14 @@ from .by_mode import Evaluated, InTraining, in_training
 from .class_weights import by_class_weights
 from .data_dependent import Change, Watch
 from .inner_numbers import Around
+from .joining import joining
 from .noise import OwnNoise
 from .noise_of_others import mixed_by_noise
 from .order import by_order
 from .pieces import fault_in_pieces
 from .results import Results, Rows, axes, is_close
 from .row_questions import Asked, first_found, if_told, mixed_in, of_other_signs
+from .varied_data import of_other_sign
 
 __all__ = ["mixing", "rows_of"]
 
@@ -76,6 +79,8 @@ def mixing(
     found: dict[bool, str] = {}
     sums: list[bool] = []
     summed, blocks = set[str](), set[str]()
+    steps: dict[str, Any] = {}
+    adds: dict[str, bool] = {}
     elsewhere, own = False, own or OwnBackwards(code, dim, shapes)
     beyond: list[tuple[int, str]] = []
     untold = ""
@@ -112,6 +117,11 @@ def mixing(
                         summed |= both.summed()
                     if not found[training]:
                         blocks |= both.blocks(dim, shapes)
+                        if not is_longer:
+                            samples = itertools.chain([both], _of_others(results, given, dim))
+                            told_steps, told_adds = joining(samples, dim, shapes, takes_more=more)
+                            steps |= told_steps
+                            adds |= told_adds
                     is_sure, seen = not is_longer, both
                     break
                 except Exception as error:
@@ -143,11 +153,27 @@ def mixing(
         sums=is_sum,
         summed=() if found[False] else tuple(sorted(summed)),
         blocks=() if found[False] else tuple(sorted(blocks)),
+        steps={} if found[False] else steps,
+        adds={} if found[False] else adds,
         is_asked=bool(sums),
         elsewhere=elsewhere,
         beyond=min(beyond, default=None),
         untold="" if found[False] else untold,
     )
+
+
+def _of_others(results: Callable[..., Results], given: Mapping[str, Tensor], dim: Dim) -> Iterator[Results]:
+    """What comes of other two rows alone: the example's next ones, of which then one has the other sign."""
+    turned = dict(given)
+    for name, axis in dim.where:
+        turned[name] = given[name].detach().roll(-2, axis).requires_grad_(given[name].requires_grad)
+    floats = {n for n, axis in dim.where if given[n].is_floating_point() and given[n].shape[axis] > 1}
+    for rows in (turned, of_other_sign(turned, dim, floats)):
+        try:
+            yield results(rows, True)
+        except Exception as error:
+            # any Python of the model, on data that it may not take
+            _logger.debug("outputs of other rows could not be told: %s", error)
 
 
 def _by_noise(

@@ -34,6 +34,7 @@ __all__ = [
     "differ",
     "is_close",
     "is_number",
+    "other_axes",
 ]
 
 ALLOWED = {float64: 1e-8, float32: 1e-3}
@@ -70,12 +71,12 @@ class Results:
         self.form, self.run, self._is_longer, self._has_others = form, run, is_longer, has_others
         self._over_labels, self._is_counted = over_labels, bool(over_labels)
         self._noise, self._is_noisy = noise, any(c.is_random for c in form.calls)
-        self._leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
+        self.leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
         self._values: dict[str, list[Any]] = {}
         self._labels: dict[str, LabelsSeen] = {}
         self._values_placed: dict[str, list[Any]] = {}
         self._numbers = [
-            i for i, c in enumerate(self._leaves) if is_number(self.of("ab")[i]) and c.op != "placeholder"
+            i for i, c in enumerate(self.leaves) if is_number(self.of("ab")[i]) and c.op != "placeholder"
         ]
         self.is_number = False
 
@@ -90,7 +91,7 @@ class Results:
             self._is_noisy = self._noise.is_drawn() if is_first else self._is_noisy
         return self._values[rows]
 
-    def _placed(self, rows: str) -> list[Any]:
+    def placed(self, rows: str) -> list[Any]:
         """The leaves for these rows, each with its own noise wherever it is."""
         if not self._is_noisy:
             return self.of(rows)
@@ -112,6 +113,11 @@ class Results:
         return self._is_noisy
 
     @property
+    def is_by_row(self) -> bool:
+        """Whether what was drawn so far is each row's own."""
+        return self._noise.is_by_row
+
+    @property
     def is_counted(self) -> bool:
         """Whether labels weigh rows."""
         return self._is_counted
@@ -119,18 +125,18 @@ class Results:
     @property
     def are_telling(self) -> bool:
         """Whether the numbers made of inputs tell anything: no mean of nothing does, nor one that stays."""
-        made = [i for i in self._numbers if self._leaves[i].depends & Depends.INPUT]
+        made = [i for i in self._numbers if self.leaves[i].depends & Depends.INPUT]
         figures = [[float(self.of(rows)[i]) for rows in ("ab", "aa", "bb")] for i in made]
         return all(all(map(math.isfinite, each)) and len({*each}) > 1 for each in figures)
 
     def fault(self, dim: Dim, shapes: _Shapes, allowed: Mapping[dtype, float]) -> str:
         """The first leaf that is not as rows alone make it, in words; ``is_number`` says which kind."""
-        for i, call in enumerate(self._leaves):
+        for i, call in enumerate(self.leaves):
             values = {rows: self.of(rows)[i] for rows in ("ab", "aa", "bb")}
             if any(differ(values, axis, allowed) for axis in axes(call, 0, dim, shapes)):
                 self.is_number = False
                 return call_and_place(call)
-            for axis, is_even in _others(call, dim, shapes):
+            for axis, is_even in other_axes(call, dim, shapes):
                 lies = self._lies(values, axis, allowed) if is_even else None
                 if lies is None and _is_floating(values["ab"]):
                     self.is_number = False
@@ -143,15 +149,13 @@ class Results:
         """In words, the first number that is not as rows alone make it; or nothing."""
         for i in self._numbers:
             if words := self._no_mean(i, allowed.get(self.of("ab")[i].dtype, _ALLOWED_BELOW), level):
-                return f"{call_and_place(self._leaves[i])} is {words}"
+                return f"{call_and_place(self.leaves[i])} is {words}"
         return ""
 
     def number_lacking(self) -> str:
         """In words, the first number that row b alone does not make, though it does beside a; or nothing."""
         found = (i for i in self._numbers if not bool(self.of("bb")[i].isfinite()))
-        return next(
-            (f"{call_and_place(self._leaves[i])} leaves out rows that lack values" for i in found), ""
-        )
+        return next((f"{call_and_place(self.leaves[i])} leaves out rows that lack values" for i in found), "")
 
     def number_within(self) -> str:
         """In words, the first number made on the way that is neither mean nor sum of the rows'; or nothing.
@@ -187,13 +191,13 @@ class Results:
             return ""
         asked = () if self._is_longer else self._numbers
         there = "bab" if takes_more else "ba"
-        before, after = self.of("ab"), self._placed(there)
-        swapped = self._placed("ba") if asked else ()
+        before, after = self.of("ab"), self.placed(there)
+        swapped = self.placed("ba") if asked else ()
         if not self._noise.is_by_row:
             return ""
         moves = [
             (a, b, "ba", axis)
-            for c, a, b in zip(self._leaves, before, after, strict=True)
+            for c, a, b in zip(self.leaves, before, after, strict=True)
             for axis in axes(c, 0, dim, shapes)
         ]
         numbers = [(before[i], swapped[i]) for i in asked]
@@ -214,7 +218,7 @@ class Results:
             return "an output's rows hang on their places or on how many there are"
         pairs = zip(asked, numbers, strict=True)
         at = next((i for i, (a, b) in pairs if not is_close(a, b, ROUNDED)), None)
-        return "" if at is None else f"{call_and_place(self._leaves[at])} hangs on the order of the rows"
+        return "" if at is None else f"{call_and_place(self.leaves[at])} hangs on the order of the rows"
 
     def among(
         self, more: Sequence[Any], rows: str, dim: Dim, shapes: _Shapes, allowed: Mapping[dtype, float]
@@ -223,7 +227,7 @@ class Results:
 
         These gave ``more``. Not asked of what draws noise: more rows draw other noise.
         """
-        for i, call in enumerate(self._leaves if not self._is_noisy else ()):
+        for i, call in enumerate(self.leaves if not self._is_noisy else ()):
             here, there = self.of("ab")[i], more[i]
             if i in self._numbers:
                 is_other = not any(is_close(n, there, allowed) for n in (here, here * (len(rows) / 2)))
@@ -250,14 +254,14 @@ class Results:
 
     def summed(self) -> set[str]:
         """The names of those that are."""
-        return {self._leaves[i].name for i, is_sum in zip(self._numbers, self.sums(), strict=True) if is_sum}
+        return {self.leaves[i].name for i, is_sum in zip(self._numbers, self.sums(), strict=True) if is_sum}
 
     def blocks(self, dim: Dim, shapes: _Shapes) -> set[str]:
         """The names of leaves with several places for each row, first one of all rows, then another."""
         out = set[str]()
-        for i, call in enumerate(self._leaves):
+        for i, call in enumerate(self.leaves):
             values = {rows: self.of(rows)[i] for rows in ("ab", "aa", "bb")}
-            for axis, is_even in _others(call, dim, shapes):
+            for axis, is_even in other_axes(call, dim, shapes):
                 if is_even and self._lies(values, axis, {}) == "blocks":
                     out.add(call.name)
         return out
@@ -298,11 +302,11 @@ class Results:
         for i in () if self._is_longer else self._numbers:
             mean, summed, found, allowed = self._of_three(i)
             if not self._noise.is_by_row:
-                unknown = f"{call_and_place(self._leaves[i])} is made with noise that cannot be told by rows"
+                unknown = f"{call_and_place(self.leaves[i])} is made with noise that cannot be told by rows"
                 return "" if self._is_counted else unknown
             if min(abs(found - mean), abs(found - summed)) > allowed:
                 three = f"{found:.6g} for three rows, whose mean is {mean:.6g} and whose sum {summed:.6g}"
-                return f"{call_and_place(self._leaves[i])} is {three}"
+                return f"{call_and_place(self.leaves[i])} is {three}"
         return ""
 
     def _of_three(self, i: int) -> tuple[float, float, float, float]:
@@ -310,7 +314,7 @@ class Results:
 
         A batch of three draws other noise than one of two, so each row is given its own.
         """
-        aa, bb, bab = (float(self._placed(rows)[i]) for rows in ("aa", "bb", "bab"))
+        aa, bb, bab = (float(self.placed(rows)[i]) for rows in ("aa", "bb", "bab"))
         allowed = ALLOWED.get(self.of("ab")[i].dtype, _ALLOWED_BELOW) * max(map(abs, (aa, bb, bab)))
         shares = self._shares_in(float(self.of("ab")[i]), aa, bb)
         if shares is None:
@@ -354,7 +358,7 @@ class Results:
         if is_unknown and level is not EQUAL and min(aa, bb) <= ab <= max(aa, bb):
             return ""  # how the rows weigh cannot be told
         if self._is_counted and not self._is_longer:
-            aa, bb, abb = (float(self._placed(rows)[i]) for rows in ("aa", "bb", "abb"))
+            aa, bb, abb = (float(self.placed(rows)[i]) for rows in ("aa", "bb", "abb"))
             share = (bb - ab) / (ab - aa) if ab != aa else math.inf
             is_told = self._noise.is_by_row and 0 < share < math.inf
             if is_told and abs(abb - (share * aa + 2 * bb) / (share + 2)) <= allowed * scale:
@@ -371,11 +375,11 @@ class Results:
             return ""
         if not self._is_counted:
             return f"{ab:.6g} for two rows, of which one alone gives {each[0]:.6g} and one {each[1]:.6g}"
-        known = float(self._placed(a + a)[i])
+        known = float(self.placed(a + a)[i])
         if self._is_longer or not math.isfinite(known):
             return ""
         for rows, share in ((a + a + b, 2 / 3), (a + b + b, 1 / 3)):
-            found, expected = float(self._placed(rows)[i]), share * known + (1 - share) * (2 * ab - known)
+            found, expected = float(self.placed(rows)[i]), share * known + (1 - share) * (2 * ab - known)
             is_other = abs(found - expected) > allowed * max(map(abs, (found, ab, known)))
             if is_other and self._noise.is_by_row:
                 return f"{found:.6g} for three rows, where it is {known:.6g} for one and {ab:.6g} for two"
@@ -419,7 +423,7 @@ def axes(call: Call, index: int, dim: Dim, shapes: _Shapes) -> list[int]:
     return [a for a, n in found if n is rows or (type(n) is not int and n == rows)]
 
 
-def _others(call: Call, dim: Dim, shapes: _Shapes) -> list[tuple[int, bool]]:
+def other_axes(call: Call, dim: Dim, shapes: _Shapes) -> list[tuple[int, bool]]:
     """The axes of a call's first tensor that hang on how many rows there are, but are not they.
 
     Each with whether it has as many places for every row.

@@ -1,0 +1,179 @@
+"""How outputs that whole numbers or sums of rows make up are joined of those of the pieces of a batch.
+
+Whole numbers may say which rows they are of (``nonzero``, ``arange(len(x))``), so that each row ahead adds as
+much to them, or how many there are (``len(x)``), so that those of the pieces add up. Floating-point numbers
+are told by ``results``; joining is left to ``runtime``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...graph import Dim
+from ...units import Size
+from ..calls.call import Call, Depends
+from .results import ALLOWED, Results, axes, is_close, is_number, other_axes
+
+__all__ = ["joining"]
+
+_logger = logging.getLogger("autopipe")
+_Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
+
+
+def joining(
+    samples: Iterable[Results], dim: Dim, shapes: _Shapes, *, takes_more: bool
+) -> tuple[dict[str, Any], dict[str, bool]]:
+    """What each row ahead adds to the outputs of whole numbers that have rows, and which others add up.
+
+    Both by name. What is added comes behind the axis of rows, a list where it is one number for each place of
+    a row's value; None where rows are not made so: an order of them (``argsort``), say. Outputs that do
+    not hang on rows are not in the second; False are those that are no sum. Asked of ``samples`` of two rows
+    alone, and of three where the form ``takes_more``; of a further one where those before lack what is
+    counted.
+    """
+    steps: dict[str, Any] = {}
+    adds: dict[str, bool] = {}
+    untold: Collection[str] | None = None
+    for sample in samples:
+        try:
+            untold = _ask(sample, dim, shapes, takes_more, steps, adds, untold)
+        except Exception as error:
+            # any Python of the model, on rows that it may not take
+            _logger.debug("how outputs of pieces are joined could not be told: %s", error)
+        if not (untold is None or untold):
+            break
+    return steps, adds
+
+
+def _ask(
+    both: Results,
+    dim: Dim,
+    shapes: _Shapes,
+    takes_more: bool,
+    steps: dict[str, Any],
+    adds: dict[str, bool],
+    names: Collection[str] | None,
+) -> set[str]:
+    """Note what a sample tells of outputs by these ``names``, or of all; those of which it tells nothing."""
+    asked = [
+        (i, call, at)
+        for i, call in enumerate(both.leaves)
+        if (names is None or call.name in names)
+        and _is_asked(both.of("ab")[i], at := _row_axes(call, dim, shapes))
+    ]
+    orders = ("aa", "bb", "ab", "ba", *(["bab"] if takes_more else []))
+    given = {rows: both.placed(rows) for rows in orders} if asked else {}
+    untold = set[str]()
+    for i, call, at in asked if both.is_by_row else ():
+        values = {rows: _tensor(leaves[i]) for rows, leaves in given.items()}
+        at = at or _varying(values)
+        if _tells_nothing(values, call, at):
+            untold.add(call.name)
+        if at:
+            step = _step(values, at[0])
+            steps.pop(call.name, None)
+            if step is None and _is_of_blocks(values, at[0]):
+                continue
+            if step is None or step.any() or at != axes(call, 0, dim, shapes):
+                steps[call.name] = None if step is None else (at[0], step.tolist())
+        else:
+            is_sum = False if call.name in untold else _adds_up(values)
+            adds.pop(call.name, None)
+            if is_sum is not None:
+                adds[call.name] = is_sum
+    return untold
+
+
+def _tells_nothing(values: Mapping[str, Tensor], call: Call, at: Sequence[int]) -> bool:
+    """Whether rows a and b have no place along such axes, or count nought: what they lack others may have."""
+    if at:
+        return not (values["aa"].shape[at[0]] or values["bb"].shape[at[0]])
+    is_truth = values["ab"].dtype is torch.bool
+    return bool(call.depends & Depends.INPUT) and not (
+        is_truth or any(bool(t.any()) for t in values.values())
+    )
+
+
+def _row_axes(call: Call, dim: Dim, shapes: _Shapes) -> list[int]:
+    """The axes that are rows of the batch, or as long as these make them."""
+    return axes(call, 0, dim, shapes) + [axis for axis, _ in other_axes(call, dim, shapes)]
+
+
+def _varying(values: Mapping[str, Tensor]) -> list[int]:
+    """The axis of whole numbers that is as long as data make it, if there is one."""
+    shapes = [t.shape for t in values.values()]
+    if values["ab"].is_floating_point() or len({len(shape) for shape in shapes}) > 1:
+        return []
+    found = [axis for axis, sizes in enumerate(zip(*shapes, strict=True)) if len({*sizes}) > 1]
+    return found if len(found) == 1 else []
+
+
+def _tensor(value: Any) -> Any:
+    if type(value) not in (int, float, bool):
+        return value
+    return torch.tensor(value, dtype=torch.float64 if type(value) is float else None, device="cpu")
+
+
+def _is_asked(given: Any, at: Sequence[int]) -> bool:
+    """Whether a value with rows along such axes is asked; ``results`` asks floats with rows, and numbers."""
+    value = _tensor(given)
+    if not isinstance(value, Tensor) or value.is_nested or value.is_complex():
+        return False
+    is_told = value.is_floating_point() and (at or is_number(given))
+    return len(at) < 2 and not is_told and value.layout is torch.strided
+
+
+def _step(values: Mapping[str, Tensor], axis: int) -> Tensor | None:
+    """What each row ahead adds to a row's whole numbers along an axis; None where that is not what does."""
+    told = {rows: t.to(torch.int64).movedim(axis, 0) for rows, t in values.items()}
+    firsts: dict[str, Tensor] = {}
+    added: list[Tensor] = []
+    for row in "ab":
+        first, second = told[row * 2].tensor_split([len(told[row * 2]) // 2])
+        if first.shape != second.shape:
+            return None
+        firsts[row] = first
+        added += [*(second - first)]
+    if not added or not all(torch.equal(added[0], each) for each in added):
+        return None
+    for rows, found in told.items():
+        each = [firsts[row] + added[0] * i for i, row in enumerate(rows)]
+        if not torch.equal(torch.cat(each), found):
+            return None
+    return added[0]
+
+
+def _is_of_blocks(values: Mapping[str, Tensor], axis: int) -> bool:
+    """Whether whole numbers are of single rows, with one place of all of them, then another."""
+    if any(not t.shape[axis] or t.shape[axis] % len(rows) for rows, t in values.items()):
+        return False
+    each = {rows: t.unflatten(axis, (-1, len(rows))) for rows, t in values.items()}
+    step = _step(each, axis + 1)
+    return step is not None and not step.any()
+
+
+def _adds_up(values: Mapping[str, Tensor]) -> bool | None:
+    """Whether a value is a sum over rows; None where it stays, or where a float is no sum.
+
+    Means of floating-point numbers are as unlike in pieces as they are: that is seen there.
+    """
+    if len({(t.shape, t.dtype) for t in values.values()}) > 1:
+        return False
+    is_float = values["ab"].is_floating_point()
+    told = {rows: t.double() for rows, t in values.items()}
+    if all(torch.equal(told["ab"], t) for t in told.values()):
+        return None
+    halves = {row: told[row * 2] / 2 for row in "ab"}
+    sums = {rows: torch.stack([halves[row] for row in rows]).sum(0) for rows in told}
+    level = {torch.float64: ALLOWED.get(values["ab"].dtype, 0.1)}
+    is_sum = all(
+        is_close(found, sums[rows], level) if is_float else torch.equal(found, sums[rows])
+        for rows, found in told.items()
+    )
+    is_sum = is_sum and "bab" in values and values["ab"].dtype is not torch.bool
+    return is_sum or (None if is_float else False)
