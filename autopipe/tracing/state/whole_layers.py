@@ -71,9 +71,9 @@ class WholeLayers:
             differing.update((f"{MODE_OF}{path}", path) for path in known if known[path] != modes[path])
         found = self._read_beside()
         if not _are_plainly_equal(found, self._read):
-            for reader, now, then in zip(self._beside, found, self._read, strict=True):
-                if not are_same(now, then):
-                    differing[str(reader.change(now, then))] = ""
+            for reader, read, held in zip(self._beside, found, self._read, strict=True):
+                if not are_same(read, held):
+                    differing[str(reader.change(read, held))] = ""
         return {name: path for name, path in differing.items() if self._asked[name] < _MOST_ASKED}
 
     def accept(self, names: Iterable[str]) -> None:
