@@ -247,6 +247,7 @@ class Runner:
             backpropagate(inputs, leaves, step.batch, engine.device, group.all_reduce if group else None)
         result, loss = engine.results.of(step, engine.end_worker)
         self._look(step, loss)
+        engine.kinds[step.batch.kind].mixed.settle()
         clock.stop()
         engine.follow("the sums and the loss of all ranks")
         return result, clock

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["MixedRows", "mixing"]
 
 _logger = logging.getLogger("autopipe")
-_SETTLING = range(2, 5)
-"""The steps ahead of which what has changed in layers is taken for what calls do there, as counters do."""
+_N_SETTLING = 3
+"""After how many calls what has changed in layers is taken for what calls do there, as counters do."""
 
 ALLOWED = {torch.float64: 1e-8, torch.float32: 1e-3}
 """Relative; products of other sizes round otherwise."""
@@ -110,6 +110,11 @@ class MixedRows:
             self._warned = True
             _logger.warning("%s: %s", name, found.said_untold)
 
+    def settle(self) -> None:
+        """After a call: what its first few change in layers themselves is no change of the model."""
+        if 0 < self._n_checked <= _N_SETTLING:
+            self._capture.whole.accept(self._capture.whole.changed())
+
     def _follow_layers(self, batch: Batch, *, may_ask: bool) -> None:
         """Ask anew how rows depend on one another where layers that stay whole are not what they were.
 
@@ -127,14 +132,13 @@ class MixedRows:
             raise otherwise
         if not may_ask:
             whole.accept(changed)
-            if self._n_checked not in _SETTLING:
-                _logger.warning(
-                    "%s: %s; whether rows of a batch depend on one another as before is asked in one process "
-                    "alone, of stages that nothing wraps; where they may, capture again as the model is now, "
-                    "or pass n_microbatches=1",
-                    name,
-                    shown,
-                )
+            _logger.warning(
+                "%s: %s; whether rows of a batch depend on one another as before is asked in one process "
+                "alone, of stages that nothing wraps; where they may, capture again as the model is now, "
+                "or pass n_microbatches=1",
+                name,
+                shown,
+            )
             return
         try:
             now = self._capture.asked_anew()
