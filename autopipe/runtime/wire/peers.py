@@ -101,7 +101,7 @@ def joining(mesh: Any) -> Iterator[None]:
     """Within it each rank of a pipeline makes its runtime, on a ``mesh`` or, where that is none, in the job.
 
     What keeps one alone from it, the others hear at once: by where it looks for them and, as that may be
-    what is wrong, by how many runtimes it has begun.
+    what is wrong, by how many runtimes of several ranks it has begun.
     """
     global _n_begun
     try:
@@ -109,7 +109,7 @@ def joining(mesh: Any) -> Iterator[None]:
     except (AttributeError, InputError):  # what the runtime is refused for, too
         ranks = _ranks_of(None)
     n_made = _made.get(ranks, -1)
-    _n_begun += 1
+    _n_begun += len(ranks) > 1
     try:
         yield
     except BaseException as error:
