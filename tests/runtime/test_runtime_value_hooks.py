@@ -40,3 +40,35 @@ def test_a_hook_on_a_value_sees_its_whole_gradient(is_used_late, n_stages, sched
     pipe.runtime().step(x, y)
     for p, grad in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, grad, rtol=1e-10, atol=1e-12)
+
+
+class Kept(nn.Module):
+    """Code that stays whole and puts a hook on what it computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        out = self.inner(x) * float(x.detach().numpy().shape[1])
+        out.register_hook(lambda g: 2 * g)
+        return out
+
+
+@pytest.mark.parametrize("is_of_layer", [False, True], ids=["in code kept whole", "by a layer's hook"])
+def test_a_hook_on_a_value_of_a_layer_is_put_where_the_stage_computes_again(is_of_layer):
+    torch.manual_seed(0)
+    middle = nn.Linear(4, 4) if is_of_layer else Kept()
+    if is_of_layer:
+        middle.register_forward_hook(lambda m, inputs, out: (out.register_hook(lambda g: 2 * g), out)[1])
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), middle, nn.Tanh(), nn.Linear(4, 4)).double()
+    x = torch.randn(6, 4, dtype=torch.float64)
+    pipe = autopipe.split(model, 3, (x,), costs="estimated", n_microbatches=1, recompute="always")
+    runtime = pipe.runtime(loss_fn=lambda out, _: out.square().mean())
+    for _ in range(3):
+        model.zero_grad()
+        model(x).square().mean().backward()
+        expected = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        runtime.step(x)
+        torch.testing.assert_close([p.grad for p in model.parameters()], expected)

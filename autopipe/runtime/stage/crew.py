@@ -20,6 +20,7 @@ from ...memory import optimizer_ratio, whole_at_once
 from ...plans import Plan
 from ...schedule import Schedule
 from ...stages import Section, Stage
+from ...tracing.code.own_code import OwnCode
 from ..options import Autocast
 from ..reduce.precision import autocast_context
 from ..reduce.sums import local
@@ -58,6 +59,7 @@ def make_workers(
     own, workers = {stage.index: stage for stage in stages}, dict[int, Worker]()
     # on the host all is in its memory already
     offloads = accelerator.is_async(device) and plan.settings.get("offload") in ("activations", "all")
+    code = OwnCode(capture.model)
     for section in sections:
         is_tail = section.name == "tail"
         stage = own.get(section.index - is_tail)
@@ -74,7 +76,10 @@ def make_workers(
             recompute=planned.recompute and not is_tail,
             mutated=() if is_tail else written_buffers(stage, ops),
             is_random=any(op.is_random for op in ops),
-            derives=any(op.target == "torch.autograd.grad" for op in ops),
+            derives=any(
+                op.target == "torch.autograd.grad" or (op.kind == "module" and code.may_hook(op.target))
+                for op in ops
+            ),
             offloads=offloads,
         )
         if isinstance(worker, TailWorker):

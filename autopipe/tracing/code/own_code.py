@@ -20,7 +20,10 @@ from ..inputs.contents import is_filled
 from ..state.global_names import is_foreign
 from .leaves import is_torchs
 
-__all__ = ["OwnCode"]
+__all__ = ["HOOKS", "OwnCode"]
+
+HOOKS = frozenset({"register_hook", "register_prehook", "register_multi_grad_hook"})
+"""Methods that put hooks on gradients of what a forward computes: they need gradients enabled."""
 
 _NO_CODE = frozenset({bool, dict, float, int, list, set, str, tuple, type(None), nn.Parameter, torch.Tensor})
 _MOST_INSIDE = 64
@@ -59,6 +62,10 @@ class OwnCode:
     def names(self, call: Call) -> frozenset[str]:
         """The names of globals and attributes that those ask for, and of the contexts that they run in."""
         return self._names(call.op == "call_module", call.target)
+
+    def may_hook(self, path: str) -> bool:
+        """Whether code of a layer, forward hooks among it, may put hooks on gradients of its values."""
+        return not HOOKS.isdisjoint(self._names(True, path))
 
     def numbers(
         self, call: Call, may_run: Callable[[types.FunctionType], bool] | None = None

@@ -21,7 +21,7 @@ from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
-from ..code.own_code import OwnCode
+from ..code.own_code import HOOKS, OwnCode
 from .results import ALLOWED, EQUAL, Rows, axes, is_close
 
 __all__ = ["OwnBackwards", "mixed_in_backward"]
@@ -30,7 +30,6 @@ _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _Made = tuple[Call, int, int]
 """A call, the place of a tensor that it makes, and the axis along which rows lie there."""
 _BY_FREQUENCY = "scale_grad_by_freq"
-_HOOKS = frozenset({"register_hook", "register_prehook", "register_multi_grad_hook"})
 
 
 class OwnBackwards:
@@ -50,7 +49,7 @@ class OwnBackwards:
     def look(self, call: Call, value: Any) -> None:
         """Be shown a call, with its value and what that came of."""
         self.is_whole = True
-        if call.hint in _HOOKS:
+        if call.hint in HOOKS:
             self.found += [
                 (c, 0, axis) for c in call.inputs for axis in axes(c, 0, self._dim, self._shapes)[:1]
             ]
@@ -110,7 +109,7 @@ def _may_mix(code: OwnCode, form: Recording) -> bool:
     may_be_own = any(not f.__module__.startswith("torch.") for f in _functions(torch.autograd.Function))
     return any(
         call.kwargs.get(_BY_FREQUENCY)
-        or call.hint in _HOOKS
+        or call.hint in HOOKS
         or _is_hooked(code, call)
         or (may_be_own and code.is_own(call))
         for call in form.calls
@@ -123,7 +122,7 @@ def _is_hooked(code: OwnCode, call: Call) -> bool:
         inside = code.model.get_submodule(str(call.target)).modules()
         if any(m._backward_hooks or m._backward_pre_hooks for m in inside):
             return True
-    return code.is_own(call) and not _HOOKS.isdisjoint(code.names(call))
+    return code.is_own(call) and not HOOKS.isdisjoint(code.names(call))
 
 
 def _functions(kind: type) -> Iterator[type]:
