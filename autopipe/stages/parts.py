@@ -21,7 +21,10 @@ from .stage import HIDDEN, RECOMPUTED
 __all__ = ["Part", "runs", "with_parts"]
 
 Step = tuple[str, int | str, Any]
-"""("item", index or key, of how many or of which keys) or ("attribute", name, None)."""
+"""("item", index or key, of how many or of which keys) or ("attribute", name, None).
+
+None too of how many items where the model reads them by their places alone, however many there are.
+"""
 
 
 class Part:
@@ -80,7 +83,7 @@ class Part:
 
 
 def with_parts(given: Any, path: str, places: Sequence[Sequence[Step]]) -> Any:
-    """What the layer at ``path`` gave, with a part at each of the ``places``, and no others beside them.
+    """What the layer at ``path`` gave, with a part at each of the ``places``, of as many as it says there.
 
     Raises :class:`InputError` where it has not: then the layer is not as it was when it was captured.
     """
@@ -102,7 +105,7 @@ def with_parts(given: Any, path: str, places: Sequence[Sequence[Step]]) -> Any:
 def _part(value: Any, kind: str, key: Any, of: Any) -> Any:
     if isinstance(value, Tensor):
         raise TypeError("a tensor's rows are no parts")
-    if kind == "item" and _extent(value) != of:
+    if of is not None and _extent(value) != of:
         raise IndexError("more parts, or fewer")
     return value[key] if kind == "item" else getattr(value, key)
 
@@ -126,6 +129,13 @@ def _kind(value: Any) -> str:
 
 def _parts_taken(node: fx.Node) -> Iterator[tuple[Step, ...]]:
     """Where the parts lie that are taken of what a node gives, innermost."""
+    return _parts_below(node, (), node.meta.get("uncounted", ()))
+
+
+def _parts_below(
+    node: fx.Node, at: tuple[int | str, ...], uncounted: Collection[tuple[int | str, ...]]
+) -> Iterator[tuple[Step, ...]]:
+    """Those of what a node gives that itself lies ``at`` a place of what a layer gave."""
     if isinstance(node.meta.get("val"), Tensor):
         return
     for user in node.users:
@@ -133,8 +143,9 @@ def _parts_taken(node: fx.Node) -> Iterator[tuple[Step, ...]]:
             key: Any = user.args[1]
             if isinstance(key, (int, str)):
                 is_item = user.target is operator.getitem
-                step = ("item", key, _extent(node.meta["val"])) if is_item else ("attribute", key, None)
-                yield from ((step, *rest) for rest in [*_parts_taken(user)] or [()])
+                of = _extent(node.meta["val"]) if is_item and at not in uncounted else None
+                step = ("item" if is_item else "attribute", key, of)
+                yield from ((step, *rest) for rest in [*_parts_below(user, (*at, key), uncounted)] or [()])
 
 
 def runs(

@@ -461,7 +461,7 @@ def key_that_a_layer_does_not_give_later(self: Any, x: Tensor) -> Tensor:
     return self.run(given["y"]) + given.get("x", x)
 
 
-@trap("refused", part=lambda: paired("single"), later=lambda m: setattr(m.part, "how", "pair"))
+@trap(part=lambda: paired("single"), later=lambda m: setattr(m.part, "how", "pair"))
 def layer_that_gives_more_later(self: Any, x: Tensor) -> Tensor:
     return self.run(self.part(x)[0])
 

@@ -63,6 +63,7 @@ class Call:
     stream: where its random numbers come from, where it draws any.
     is_check: it raises where its argument is not what it was at capture, and gives nothing.
     is_frozen: it gives or holds weights that take no gradient, and could.
+    uncounted: the places of tuples, lists and dicts in its value that are read by written places alone.
     """
 
     op: str
@@ -89,6 +90,7 @@ class Call:
     keeps: bool = False
     stream: Stream | None = None
     is_frozen: bool = False
+    uncounted: frozenset[tuple[int | str, ...]] = frozenset()
 
     _inputs: list[Call] | None = None
 

@@ -4,7 +4,8 @@
   forward), ``standins`` (what such code takes of open modules).
 - What a leaf keeps or is given from outside: ``leaf_state``, ``leaf_setters``, ``attributes``,
   ``set_first``.
-- Where code is and what it calls: ``position``, ``callees``, ``own_code``.
+- Where code is, what it calls and what it reads of that: ``position``, ``callees``, ``reading``,
+  ``own_code``.
 - Code that only checks or tells people: ``checks``, ``messages``.
 - ``restart``: reasons to record once more.
 """

@@ -28,6 +28,8 @@ def graph(recording: Recording) -> fx.Graph:
         kwargs = map_calls(call.kwargs, lambda c: nodes[id(c)])
         node = out.create_node(call.op, call.target, args, kwargs, name=call.name)
         node.meta |= {"val": call.value, "region": call.region, "source": call.source, "path": call.path}
+        if call.uncounted:
+            node.meta["uncounted"] = call.uncounted
         if call.recompute:
             node.meta["recompute"] = True
         if call.stream is not None:  # an op may draw in the other form alone

@@ -29,6 +29,7 @@ from ..calls.streams import DRAWING
 from ..code.leaf_state import Keeping, attributes_left
 from ..code.leaves import calls_otherwise, eager, is_compiled
 from ..code.position import Depth, Position
+from ..code.reading import uncounted
 from ..code.restart import CloseModule, KeepMode, OpenLeaf
 from ..inputs.free_numbers import plainly_given
 from ..inputs.structure import flatten, hides_tensors, marks
@@ -325,6 +326,8 @@ class Recorder(TorchFunctionMode):
         call.keeps = self.keeping.after(path, inside, before)
         dict_arguments.refilled(self.ledger, call, given)
         call.mutated = self.changed(buffers, module, path)
+        if not (isinstance(result, torch.Tensor) or module._forward_hooks):
+            call.uncounted = uncounted(module, call.value)
         if twins is not None and key is not None and copied is None:
             twins.keep(key, call, result, actual)
         return dict_arguments.handed_back(gave[0], result, given) if gave and given else result
