@@ -143,7 +143,7 @@ class Recorder(TorchFunctionMode):
         self.frozen.begin(modules)
         opened = [(p, m) for p, m in named if not self.at.is_in_leaf(p)]
         self.keeping.begin(modules, opened)
-        self.buffers.begin(opened)
+        self.buffers.begin(named)
         self.bounded.begin(model)
         self.perform_one = lambda call, args, kwargs: run_call(
             model, self.ledger.constants, call, args, kwargs, given, torch.device("cpu")

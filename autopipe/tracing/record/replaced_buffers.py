@@ -7,7 +7,7 @@ called to ``runs.assumptions``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -15,13 +15,14 @@ from torch import nn
 
 from ..calls import functions
 from ..calls.call import Call, Depends, map_calls, meta
+from ..code.leaves import lies_in_leaf
 from ..values.ledger import Ledger
 
 __all__ = ["HeldBuffer", "ReplacedBuffers"]
 
 
 class ReplacedBuffers:
-    """The buffers that open modules had when the model was called; no leaf may have one of them too.
+    """The buffers that modules had when the model was called; none that is called whole may have one too.
 
     Attributes
     ----------
@@ -30,27 +31,35 @@ class ReplacedBuffers:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._had: list[tuple[nn.Module, str, torch.Tensor]] = []
+        self._had: list[tuple[str, nn.Module, str, torch.Tensor]] = []
         self.names: set[str] = set()
 
-    def begin(self, opened: Sequence[tuple[str, nn.Module]]) -> None:
-        """The model is about to be called."""
-        self._had = [(m, n, t) for _, m in opened for n, t in m._buffers.items() if t is not None]
+    def begin(self, named: Sequence[tuple[str, nn.Module]]) -> None:
+        """The model, whose modules these are, is about to be called."""
+        self._had = [(p, m, n, t) for p, m in named for n, t in m._buffers.items() if t is not None]
 
     def write(self, model: nn.Module, perform: Callable[..., Any]) -> None:
         """Put back buffers replaced by others like them, and record that those are copied there."""
-        found = [(m, n, old, m._buffers.get(n)) for m, n, old in self._had if m._buffers.get(n) is not old]
-        for module, name, old, new in found:
-            if new is not None and _is_like(old, new) and not self._is_in_a_leaf(model, old):
+        found = [(p, m, n, t, m._buffers.get(n)) for p, m, n, t in self._had if m._buffers.get(n) is not t]
+        if not found:
+            return
+        whole = self._called_whole()
+        written = {name for c in self._ledger.calls for name in c.mutated}
+        for path, module, name, old, new in found:
+            if lies_in_leaf(path, whole.__contains__) or self._ledger.names[id(old)] in written:
+                continue
+            if new is not None and _is_like(old, new) and not _is_in_a_leaf(model, old, whole):
                 module._buffers[name] = old
                 self.names.add(self._ledger.names[id(old)])
                 perform(torch.Tensor.copy_, (old, new), {})
                 self._read_before(old, self._ledger.calls[-1])
 
-    def _is_in_a_leaf(self, model: nn.Module, buffer: torch.Tensor) -> bool:
-        opened = {id(m) for m, _, _ in self._had}
-        others = (m for m in model.modules() if id(m) not in opened)
-        return any(b is buffer for m in others for b in m._buffers.values())
+    def _called_whole(self) -> frozenset[str]:
+        """The modules that are called whole, or handed whole to a function."""
+        calls = self._ledger.calls
+        return frozenset(
+            str(c.target) for c in calls if c.op == "call_module" or isinstance(c.value, nn.Module)
+        )
 
     def _read_before(self, buffer: torch.Tensor, written: Call) -> None:
         """What was read of a buffer is read of a copy, which a backward finds as it was."""
@@ -70,6 +79,11 @@ class ReplacedBuffers:
         ledger.calls.insert(next(i for i, c in enumerate(ledger.calls) if c is held) + 1, copy)
         ledger.bind(copied, copy)
         ledger.bind(buffer, copy)
+
+
+def _is_in_a_leaf(model: nn.Module, buffer: torch.Tensor, leaves: Collection[str]) -> bool:
+    others = (m for p, m in model.named_modules() if lies_in_leaf(p, leaves.__contains__))
+    return any(b is buffer for m in others for b in m._buffers.values())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
