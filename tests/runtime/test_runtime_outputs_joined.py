@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import autopipe
 from autopipe.errors import InputError
+from autopipe.runtime.wire.announcement import Form
 
 
 class Net(nn.Module):
@@ -99,6 +100,18 @@ def test_a_sum_that_a_loss_function_takes_for_its_loss_is_told(caplog: pytest.Lo
 def test_an_output_whose_size_is_no_multiple_of_the_rows_is_refused() -> None:
     with pytest.raises(InputError, match="no certain number of places"):
         compared(lambda h: (h, torch.arange(len(h) + 1)), mean_of_first, sizes=(6,))
+
+
+def test_a_sparse_output_is_that_of_the_batch(caplog: pytest.LogCaptureFixture) -> None:
+    compared(lambda h: (h, h.relu().detach().to_sparse()), mean_of_first)
+    assert "could not be told" not in caplog.text
+
+
+def test_a_sparse_tensor_does_not_cross_between_ranks() -> None:
+    with pytest.raises(
+        InputError, match="sparse_coo does not cross between ranks; let the model return to_dense"
+    ):
+        Form.of(torch.eye(3).to_sparse())
 
 
 COUNTED: dict[str, Callable[[Tensor], Any]] = {

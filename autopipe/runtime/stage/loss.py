@@ -127,7 +127,8 @@ class Loss:
     def _get_ready(self, outputs: Iterable[Any], m: int) -> None:
         """Choose what to ask for together, and keep what ``loss_fn`` holds ahead of the first of these."""
         if m == 0:
-            n, n_bytes = len(self._rows), sum(x.nbytes for x in outputs if isinstance(x, Tensor))
+            n = len(self._rows)
+            n_bytes = sum(x.numel() * x.itemsize for x in outputs if isinstance(x, Tensor))
             pairs = [(0, 2), (n - 2, n)] if self._rows[-1] not in self._rows[:2] else [(0, 2)]
             self._spans = [(0, n)] if n * n_bytes <= KEPT_BYTES else pairs
         if any(m == first for first, _ in self._spans):

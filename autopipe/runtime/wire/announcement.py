@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ... import accelerator
+from ...errors import InputError
 from ...hardware import DIRECT_BYTES
 from .boundary import Frame
 from .values import dtype_of, name_of
@@ -48,7 +49,12 @@ class Form:
 
     @classmethod
     def of(cls, tensor: Tensor, requires_grad: bool = False) -> Form:
-        """That of a dense tensor."""
+        """That of a dense tensor. Raises :class:`InputError` for one of another layout, as a sparse one."""
+        if tensor.layout not in (torch.strided, torch.jagged):
+            raise InputError(
+                f"a tensor {list(tensor.shape)} of layout {tensor.layout} does not cross between ranks; let "
+                "the model return to_dense() of it, or hand that on, or do not ask for outputs"
+            )
         return cls(tuple(tensor.shape), tensor.dtype, requires_grad, tensor.is_cpu, _order(tensor))
 
     @property

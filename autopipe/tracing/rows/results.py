@@ -462,6 +462,7 @@ def is_close(x: Tensor, y: Tensor, allowed: Mapping[dtype, float] = ALLOWED) -> 
     if not (x.is_floating_point() or x.is_complex()):
         return True  # ranks and places of rows, such as where an expert put them
     level = allowed.get(x.dtype, _ALLOWED_BELOW)
+    x, y = (t if t.layout in (torch.strided, torch.jagged) else t.to_dense() for t in (x, y))
     if not torch.equal(x.isnan(), y.isnan()):
         return False
     x, y = without_fills(x.nan_to_num(), y.nan_to_num(), level)
