@@ -488,7 +488,7 @@ def number_deep_in_what_a_layer_gives(self: Any, x: Tensor) -> Tensor:
     return self.run(given["a"][0] + given["b"][0]) * given["b"][1]
 
 
-@trap("refused", part=lambda: paired("deep"), later=lambda m: setattr(m.part, "how", "deeper"))
+@trap(part=lambda: paired("deep"), later=lambda m: setattr(m.part, "how", "deeper"))
 def more_deep_in_what_a_layer_gives(self: Any, x: Tensor) -> Tensor:
     given = self.part(x)
     return self.run(given["a"][0] + given["b"][0]) * given["b"][1]

@@ -36,7 +36,8 @@ class ReplacedBuffers:
 
     def begin(self, named: Sequence[tuple[str, nn.Module]]) -> None:
         """The model, whose modules these are, is about to be called."""
-        self._had = [(p, m, n, t) for p, m in named for n, t in m._buffers.items() if t is not None]
+        own = [(p, m) for p, m in named if not isinstance(m, torch.jit.ScriptModule)]  # run whole
+        self._had = [(p, m, n, t) for p, m in own for n, t in m._buffers.items() if t is not None]
 
     def write(self, model: nn.Module, perform: Callable[..., Any]) -> None:
         """Put back buffers replaced by others like them, and record that those are copied there."""
