@@ -83,12 +83,8 @@ class Assumptions:
         found: Reached | None = None,
         held: Collection[tuple[str, str]] = (),
     ) -> None:
-        self.model, self.dtypes, self.filled, self.carried = (
-            model,
-            dtypes,
-            frozenset((*filled, *held)),
-            carried,
-        )
+        self.model, self.dtypes, self.carried = model, dtypes, carried
+        self.filled = frozenset((*filled, *held))
         self.called: set[bool] = set()
         self.held, self.switched = frozenset(held), frozenset(switched)
         self.otherwise: dict[int, tuple[Any, ...]] = {}
@@ -217,7 +213,8 @@ class Assumptions:
     @property
     def is_otherwise(self) -> bool:
         """Whether in the present state, as far as it is held, the model is known to be another."""
-        return any(_are_all_same(self.otherwise, found) for found in [self._differing()] if found)
+        found = self._differing()
+        return bool(found) and _are_all_same(self.otherwise, found)
 
     def know_otherwise(self) -> None:
         """The model is another in the present state."""

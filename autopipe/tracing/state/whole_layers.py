@@ -140,15 +140,13 @@ def _named(module: nn.Module) -> Iterator[tuple[str, Any]]:
 def _differing(path: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """The names of what a layer held ``then`` and does not ``now``."""
     for name in dict.fromkeys((*then, *now)):
-        if (
-            name in then
-            and name in now
-            and (_are_tensors(then[name], now[name]) or is_same(now[name], then[name]))
-        ):
-            continue
-        if name == "its hooks" and are_same(now[name], then[name]):
+        if name in then and name in now and _is_as_it_was(name, now[name], then[name]):
             continue
         yield f"{name.removeprefix('its ')} of {path}" if name.startswith("its ") else f"{path}.{name}"
+
+
+def _is_as_it_was(name: str, now: Any, then: Any) -> bool:
+    return _are_tensors(then, now) or is_same(now, then) or (name == "its hooks" and are_same(now, then))
 
 
 def _are_tensors(*values: Any) -> bool:
