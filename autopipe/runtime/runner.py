@@ -25,6 +25,7 @@ from ..stages.gradients import making
 from ..torch_private import UnseenByFunctions, uncompiled
 from .data.input_gradients import backpropagate
 from .data.intake import BATCHES, WeightedBatch
+from .data.microbatch import Batch
 from .engine import Engine
 from .execute.accord import Traits
 from .execute.executor import Clock, Line
@@ -185,6 +186,7 @@ class Runner:
                 generators.restore()
             self._end()
         engine.patience.is_warm = True
+        self._leave(step.batch)
         if not step.grad:
             engine.n_forwards += 1
             return result
@@ -197,6 +199,12 @@ class Runner:
         if engine.publisher is not None:
             engine.publisher.after_step(result.loss)
         return result
+
+    def _leave(self, batch: Batch) -> None:
+        """Set the numbers in attributes that a call with all of a batch leaves there: a step is one call."""
+        capture = self.engine.kinds[batch.kind].capture
+        own = capture.own[capture.model.training]
+        capture.leave(next(iter((*batch.of_all, *batch.forms)), own[0]), batch.whole)
 
     def _refuse_strangers(self) -> None:
         """Raise :class:`InputError` for parameters that came after the split: no other rank has them."""

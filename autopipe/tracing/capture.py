@@ -21,11 +21,13 @@ from ..graph import Dim
 from .captured import Capture
 from .code.leaf_state import tell_left
 from .code.leaves import Policy
+from .code.restart import HoldNumbers
 from .forms import CaptureForms
 from .graphs import opgraph
 from .inputs.arguments import Inputs, arguments
 from .inputs.caches import switched_off, without_cache
 from .inputs.examples import infer
+from .inputs.held_numbers import as_floats, counted, divided
 from .inputs.structure import flatten, unflatten
 from .inputs.writes import check_written, given_twice, said_of
 from .new_forms import NewForms
@@ -104,6 +106,30 @@ def _capture(
     at: Mapping[Dim, int] | None = None,
     kin: _Kin | None = None,
 ) -> Capture:
+    """A capture on the example; what calls count in attributes is given to each beside its arguments."""
+    refusal: CaptureError | None = None
+    while True:
+        try:
+            return _on_few_rows(model, args, kwargs, policy, dynamic, known, at, kin)
+        except HoldNumbers as found:
+            kwargs = counted(kwargs, found.numbers)
+        except CaptureError as error:
+            if refusal is None and (others := as_floats(kwargs)) is not None:
+                kwargs, refusal = others, error
+            else:
+                raise refusal or error from None
+
+
+def _on_few_rows(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    policy: Policy,
+    dynamic: Any,
+    known: Variation | None,
+    at: Mapping[Dim, int] | None,
+    kin: _Kin | None,
+) -> Capture:
     """A capture on few rows and positions of the example, which is fast and, unlike one row, hides nothing.
 
     On all of them where the model runs on few, or is captured there, only in a way that does not fit them.
@@ -132,7 +158,7 @@ def _capture(
 def _again(found: Capture, policy: Policy, *, asks_anew: bool = False) -> Capture:
     model, known, at = found.model, None if asks_anew else found.variation, found.at
     kin = None if found.first is None else _kin_of(found.first, found)
-    return _capture(model, *found.example, policy, found.dynamic, known, at, kin)
+    return _capture(model, *found.recorded_with, policy, found.dynamic, known, at, kin)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +215,7 @@ def _captured_at(
 def _elsewhere(found: Capture, cut: Mapping[Dim, int], kin: _Kin | None) -> Capture:
     """The same recorded where a size is no multiple, if that is right for more sizes: padding is recorded."""
     uneven = () if found.device.type == "meta" else uneven_sizes(found.variation)
-    args, kwargs = found.example
+    args, kwargs = found.recorded_with
     tensors = Inputs.of(found.model, args, kwargs)[1]
     told = found.model, args, kwargs, found.policy, found.dynamic, kin
     n_checks = len(found.variation.checks)
@@ -284,9 +310,11 @@ def _captured(
         sorted(session.code.tables_by_row),
         inputs.held,
     )
+    own_kwargs, numbers = divided(kwargs)
     return Capture(
         model=model,
-        example=(args, kwargs),
+        example=(args, own_kwargs),
+        numbers=numbers,
         ops=ops,
         graphs={flag: forms[0].graph for flag, forms in graphs.items()},
         constants=made.constants,

@@ -23,10 +23,12 @@ from .calls.perform import run_call
 from .code.leaves import Policy
 from .forms import Form
 from .graphs import emit, modes
+from .graphs.left_numbers import left_in, numbers_left_by
 from .graphs.questions import Question, choose
 from .inputs.arguments import Inputs
 from .inputs.contents import are_equal_tensors, plainly
-from .inputs.held_numbers import HELD, numbers_of
+from .inputs.free_numbers import as_tensor
+from .inputs.held_numbers import HELD, divided, leave, numbers_of
 from .inputs.structure import Spec, unflatten
 from .inputs.writes import Written, write_back
 from .new_forms import NewForms
@@ -61,6 +63,7 @@ class Capture:
     ops: the op graph, the union of both forms.
     graphs: the fx graph of each form by training flag; one object twice where one serves both.
     constants: values glue code brought itself, by ``get_attr`` target.
+    numbers: by path and name, what attributes held beside it whose numbers are inputs.
     inputs: the structure of the arguments; ``outputs`` that of the result, by training flag.
     device: where the model was when captured; ``get_attr`` target ``_device`` stands for it.
     policy: which modules are leaves.
@@ -101,6 +104,7 @@ class Capture:
     beside: Callable[[Capture, tuple[Any, ...], dict[str, Any]], Capture] = dataclasses.field(repr=False)
     first: Capture | None = dataclasses.field(default=None, repr=False)
     others: list[Capture] = dataclasses.field(default_factory=list, repr=False)
+    numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     dynamic: Any = "auto"
     forms: dict[bool, tuple[Form, ...]] = dataclasses.field(default_factory=dict)
     own: dict[bool, list[int]] = dataclasses.field(default_factory=dict)
@@ -470,7 +474,27 @@ class Capture:
             dataclasses.replace(d, example=other.get(d.places[0], d.example)) for d in self.ops.dims
         )
         ops = dataclasses.replace(self.ops, dims=named)
-        return dataclasses.replace(self, example=(args, kwargs), inputs=inputs, ops=ops)
+        return dataclasses.replace(self, example=(args, divided(kwargs)[0]), inputs=inputs, ops=ops)
+
+    @property
+    def recorded_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The example, and beside its keyword arguments the numbers that attributes held."""
+        args, kwargs = self.example
+        return args, {**kwargs, HELD: {**self.numbers}} if self.numbers else kwargs
+
+    @property
+    def nodes_left(self) -> list[Any]:
+        """Of what the graph of the model's mode gives, the numbers that calls leave in attributes."""
+        training = self.model.training
+        return [*left_in(self.graphs[training], self.outputs[training]).values()]
+
+    def leave(self, number: int, values: Mapping[str, Any]) -> None:
+        """Set the numbers that a call with inputs ``values`` leaves in attributes; a form's ``number``."""
+        if counts := self.inputs.counts:
+            training = self.model.training
+            now = {counts[n]: as_tensor(v) for n, v in numbers_of(self.model, counts).items()}
+            graph = self.forms[training][number].graph
+            leave(self.model, numbers_left_by(graph, self.outputs[training], {**values, **now}))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the captured graph as the model would run."""

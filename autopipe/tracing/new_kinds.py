@@ -83,11 +83,13 @@ def _with_numbers(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with the numbers in attributes beside them that have been others."""
     met = {name: [was] for name, was in changed.items()}
+    counted: set[str] = set()
     for kind in first.kinds:
         met |= kind.inputs.values_held
+        counted |= kind.inputs.counts.keys()
     now = numbers_of(first.model, met)
     numbers = {
-        name: freed(now[name], next((was for was in known if was != now[name]), known[0]))
+        name: freed(now[name], next((w for w in known if w != now[name]), known[0]), is_set=name in counted)
         for name, known in met.items()
         if type(now[name]) is type(known[0])
     }

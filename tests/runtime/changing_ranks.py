@@ -1,5 +1,6 @@
 """State changed between steps on two ranks, each given the batch or fed it; ``changing_ranks.py``."""
 
+import counting_models
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,6 +22,16 @@ def check(**options: object) -> None:
         check_step(rt, twin, seed, is_quiet="feed" in options and dist.get_rank() != 0)
 
 
+def check_counts(name: str, **options: object) -> None:
+    """Every rank counts alike, also where one feeds the others."""
+    model, twin = counting_models.model_and_twin(name)
+    x = counting_models.batch(0)
+    pipe = autopipe.split(model, 2, (x,), n_microbatches=2, costs="estimated")
+    rt = pipe.runtime(**options)
+    is_quiet = "feed" in options and dist.get_rank() != 0
+    counting_models.check_steps(rt, model, twin, n_steps=4, is_quiet=is_quiet)
+
+
 def check_unlike() -> None:
     """One rank alone sets the state: all hear of it."""
     model, _ = model_and_twin()
@@ -39,4 +50,6 @@ if __name__ == "__main__":
     check(feed=0)
     check(schedule="gpipe", release=True)
     check_unlike()
+    check_counts("EveryOther")
+    check_counts("Seeing", feed=0)
     dist.destroy_process_group()

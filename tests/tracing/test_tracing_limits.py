@@ -83,11 +83,11 @@ class RootCounter(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
-        self.calls = 0
+        self.calls = []
 
     def forward(self, x):
-        self.calls += 1
-        return self.layers(x) * self.calls
+        self.calls.append(None)
+        return self.layers(x) * len(self.calls)
 
 
 class Iterates(nn.Module):

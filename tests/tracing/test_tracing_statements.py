@@ -141,9 +141,19 @@ class Counting(Base):
         return self.after(self.before(x))
 
 
-@pytest.mark.parametrize("kind", [Returning, Counting])
-def test_what_no_statement_can_do_alone_is_refused(kind: type[nn.Module]) -> None:
-    model = kind().double()
+def test_what_data_have_a_forward_count_is_counted() -> None:
+    model, twin = Counting().double(), Counting().double()
+    twin.load_state_dict(model.state_dict())
+    held = capture(model, (draws(0),))
+    for seed in range(4):
+        x = draws(seed) * (1 + 9 * (seed % 2))
+        torch.testing.assert_close(held(x), twin(x))
+        assert model.steps == twin.steps
+    assert twin.steps >= 2
+
+
+def test_what_no_statement_can_do_alone_is_refused() -> None:
+    model = Returning().double()
     with pytest.raises(CaptureError, match=r"line|value|attribute|reads"):
         capture(model, (draws(0),))
     assert "forward" not in vars(model)

@@ -289,7 +289,7 @@ def first_call_alone(self: Any, x: Tensor) -> Tensor:
     return self.run(x)
 
 
-@trap("refused", turn=lambda: 0)
+@trap(turn=lambda: 0)
 def every_fourth_call(self: Any, x: Tensor) -> Tensor:
     vars(self)["turn"] = (self.turn + 1) % 4
     return self.run(x * 2 if self.turn == 3 else x)

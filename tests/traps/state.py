@@ -42,13 +42,13 @@ class Config:
     inner: Any = None
 
 
-@trap("refused", calls=lambda: 0)
+@trap(calls=lambda: 0)
 def counter(self: Any, x: Tensor) -> Tensor:
     self.calls += 1
     return self.run(x * self.calls)
 
 
-@trap("refused", calls=lambda: 0)
+@trap(calls=lambda: 0)
 def counter_with_threshold(self: Any, x: Tensor) -> Tensor:
     self.calls += 1
     return self.run(x * 2 if self.calls > 5 else x)

@@ -177,7 +177,7 @@ class Feed:
         """What was recorded since there were ``n_kinds``, in its order, to be told and sent."""
         new = [kind for kind in self._kinds if kind.number >= n_kinds]
         met: list[tuple[float, What, int, Any]] = [
-            (kind.number, "kind", kind.number, plainly_given(kind.capture.example)) for kind in new
+            (kind.number, "kind", kind.number, plainly_given(kind.capture.recorded_with)) for kind in new
         ]
         met += [(n - 0.5, "form", number, inputs) for number, n, inputs in self._refused]
         found: list[tuple[What, int, Announcement, list[Tensor]]] = []

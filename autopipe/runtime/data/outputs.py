@@ -78,11 +78,12 @@ class Outputs:
         """
         if len(parts) == 1:
             return list(parts[0])
-        joined = []
+        joined, left = [], self._capture.nodes_left
         for (name, axes), node, leaf in zip(
             self._leaves(batch), self._nodes(), zip(*parts, strict=True), strict=True
         ):
-            number = self._number(node, leaf, batch)
+            is_left = any(node is n for n in left)
+            number = leaf[0] if is_left else self._number(node, leaf, batch)
             joined.append(self._join_leaf(name, axes, leaf, batch, weights) if number is None else number)
         return joined
 

@@ -7,11 +7,14 @@ them pass.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 __all__ = [
     "CloseModule",
     "FollowCasts",
     "Function",
+    "HoldNumbers",
     "KeepFunction",
     "KeepMode",
     "KeepReads",
@@ -91,6 +94,14 @@ class TellMethod(Restart):
     def __init__(self, path: str, name: str) -> None:
         super().__init__(path, name)
         self.path, self.name = path, name
+
+
+class HoldNumbers(Restart):
+    """With numbers that attributes hold as inputs: by path and name, what they are and what a call leaves."""
+
+    def __init__(self, numbers: Mapping[str, tuple[Any, Any]]) -> None:
+        super().__init__(", ".join(numbers))
+        self.numbers = numbers
 
 
 class WatchLeaves(Restart):

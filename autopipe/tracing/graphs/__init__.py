@@ -2,5 +2,5 @@
 
 - ``modes`` gives the forms of a model common names; ``emit`` makes fx graphs of them, ``opgraph`` the op
   graph, ``scope`` the modules that run generated code.
-- ``questions`` tells which form a call's inputs ask for.
+- ``questions`` tells which form a call's inputs ask for, ``left_numbers`` what it leaves in attributes.
 """

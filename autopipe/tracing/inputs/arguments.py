@@ -19,7 +19,7 @@ from torch import nn
 
 from ...errors import InputError
 from .contents import SIMPLE, contents
-from .free_numbers import FreeNumber, as_tensor, freed, is_number, plainly_given
+from .free_numbers import FreeNumber, as_tensor, freed, is_number, like, plainly_given
 from .held_numbers import HELD, divided
 from .names import Namer
 from .structure import Spec, flatten, hides_tensors, paths, unflatten
@@ -172,6 +172,15 @@ class Inputs:
         return {name: self._values_met(first + n) for n, name in enumerate(self.held)}
 
     @property
+    def counts(self) -> dict[str, str]:
+        """By path and name, the attributes that are ``held`` and that calls set, and the inputs they are."""
+        first = len(self.names) - len(self.held)  # they come last
+        places = ((name, first + n) for n, name in enumerate(self.held))
+        return {
+            name: str(self.names[i]) for name, i in places if i in self.numbers and self.numbers[i].is_set
+        }
+
+    @property
     def names_of_numbers(self) -> frozenset[str]:
         """The inputs that are plain numbers to a caller."""
         return frozenset(name for i, name in enumerate(self.names) if name is not None and i in self.numbers)
@@ -303,7 +312,7 @@ class Inputs:
         leaves = [self.constants[i] if n is None else tensors[n] for i, n in enumerate(self.names)]
         for i, number in self.numbers.items():
             if isinstance(leaves[i], torch.Tensor):
-                leaves[i] = freed(leaves[i].item(), number.before)
+                leaves[i] = like(number, leaves[i].item(), number.before)
         given = unflatten(self.spec, leaves)
         parameters = list(signature(model.forward).parameters.values())
         variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)

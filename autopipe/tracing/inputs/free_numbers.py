@@ -13,19 +13,27 @@ import torch
 
 from .structure import flatten, unflatten
 
-__all__ = ["FreeFloat", "FreeInt", "FreeNumber", "as_tensor", "freed", "is_number", "plainly_given"]
+__all__ = ["FreeFloat", "FreeInt", "FreeNumber", "as_tensor", "freed", "is_number", "like", "plainly_given"]
 
 
 class FreeInt(int):
-    """A whole number that may be another in each call, with another that it has been: ``before``."""
+    """A whole number that may be another in each call, with another that it has been: ``before``.
+
+    ``is_set``: it is in an attribute, and calls may leave another there. One that ``stands_for_float`` is
+    recorded as a float: what Python makes of ``1.0 / n`` is seen where both are floats.
+    """
 
     before: int
+    is_set: bool
+    stands_for_float: bool
 
 
 class FreeFloat(float):
-    """A float that may be another in each call, with another that it has been: ``before``."""
+    """A float that may be another in each call; see :class:`FreeInt`."""
 
     before: float
+    is_set: bool
+    stands_for_float = False
 
 
 FreeNumber = FreeInt | FreeFloat
@@ -36,11 +44,21 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-def freed(value: Any, before: Any) -> FreeNumber:
+def freed(value: Any, before: Any, *, is_set: bool = False, stands_for_float: bool = False) -> FreeNumber:
     """A number made free."""
-    made = FreeInt(value) if isinstance(value, int) else FreeFloat(value)
-    made.before = before
+    made: FreeNumber
+    if isinstance(value, int):
+        made = FreeInt(value)
+        made.stands_for_float = stands_for_float
+    else:
+        made = FreeFloat(value)
+    made.before, made.is_set = before, is_set
     return made
+
+
+def like(number: FreeNumber, value: Any, before: Any) -> FreeNumber:
+    """Another free number in the place of one."""
+    return freed(value, before, is_set=number.is_set, stands_for_float=number.stands_for_float)
 
 
 def as_tensor(value: float) -> torch.Tensor:

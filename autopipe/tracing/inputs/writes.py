@@ -15,11 +15,20 @@ from torch import nn
 from ...errors import CaptureError, InputError
 from .arguments import arguments, shown
 from .free_numbers import plainly_given
-from .held_numbers import divided, placed
+from .held_numbers import HELD, divided, leave, names_set, numbers_of, placed
 from .mutable import Holder, content, holders
 from .structure import Spec, Step
 
-__all__ = ["Written", "called", "check_written", "given_twice", "names_written", "said_of", "write_back"]
+__all__ = [
+    "Written",
+    "called",
+    "check_written",
+    "given_twice",
+    "names_written",
+    "numbers_left",
+    "said_of",
+    "write_back",
+]
 
 Twice = Mapping[tuple[Step, ...], tuple[Step, ...]]
 """The steps to something among arguments → those to another place where the very same is."""
@@ -45,24 +54,48 @@ class Written:
     changes: Mapping[Place, Mapping[Any, Any]]
 
 
-def called(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+_NUMBERS = Place((("item", HELD),), "item", ())
+"""Where the numbers are that a forward leaves in attributes."""
+
+
+def called(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sets: Iterable[str] | None = None
+) -> Any:
     """What ``model`` returns, as :class:`Written` where it writes into its arguments.
+
+    Or where it ``sets`` numbers in attributes, by path and name: those that the arguments say, as a rule.
 
     What copies of arguments have in common, such as an object that holds no tensors, is put back in any case;
     raises :class:`CaptureError` where the model writes into that.
     """
+    sets = names_set(kwargs) if sets is None else sets
     args, kwargs = plainly_given((args, kwargs))
     kwargs, numbers = divided(kwargs)
     held = [*holders(arguments(model, args, kwargs))]
     try:
         with placed(model, numbers):
             result = model(*args, **kwargs)
-        changes = _changes(model, held)
+            left = numbers_of(model, sets)
+        changes: dict[Place, dict[Any, Any]] = _changes(model, held)
     finally:
         for holder in held:
             if holder.is_bare:
                 holder.put_back()
+    changes |= {_NUMBERS: left} if left else {}
     return Written(result, changes) if changes else result
+
+
+def numbers_left(output: Spec, leaves: Sequence[Any]) -> dict[str, Any]:
+    """Of the leaves of a forward's output the numbers that it leaves in attributes, by path and name."""
+    if output.type is not Written:
+        return {}
+    result, changes = output.children
+    start = result.n_leaves
+    for place, new in zip(changes.keys, changes.children, strict=True):
+        if place == _NUMBERS:
+            return dict(zip(new.keys, leaves[start:], strict=False))
+        start += new.n_leaves
+    return {}
 
 
 def _changes(model: nn.Module, held: Sequence[Holder]) -> dict[Place, dict[Any, Any]]:
@@ -82,7 +115,7 @@ def _changes(model: nn.Module, held: Sequence[Holder]) -> dict[Place, dict[Any, 
 
 
 def write_back(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], written: Written) -> None:
-    """Write into the arguments of a call what the model would.
+    """Write into the arguments of a call what the model would, and into its attributes.
 
     Raises :class:`InputError` where it writes into what is given twice.
     """
@@ -90,7 +123,9 @@ def write_back(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     _check_apart(model, given_twice(given), [place.trail for place in written.changes])
     found = [(_at(given, place.trail), place, new) for place, new in written.changes.items()]
     for owner, place, new in found:
-        if place.kind == "attr":
+        if place == _NUMBERS:
+            leave(model, new)
+        elif place.kind == "attr":
             for name in place.gone:
                 object.__delattr__(owner, name)
             for name, value in new.items():
@@ -149,6 +184,7 @@ def names_written(output: Spec) -> list[str]:
     return [
         shown((*place.trail, (place.kind, key)))
         for place, new in zip(changes.keys, changes.children, strict=True)
+        if place != _NUMBERS
         for key in (*new.keys, *place.gone)
     ]
 

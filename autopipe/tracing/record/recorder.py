@@ -31,9 +31,10 @@ from ..code.leaves import calls_otherwise, eager, is_compiled
 from ..code.position import Depth, Position
 from ..code.reading import uncounted
 from ..code.restart import CloseModule, KeepMode, OpenLeaf
-from ..inputs.free_numbers import plainly_given
+from ..inputs.free_numbers import FreeNumber, is_number, plainly_given
+from ..inputs.held_numbers import names_set
 from ..inputs.structure import flatten, hides_tensors, marks
-from ..inputs.writes import called
+from ..inputs.writes import called, numbers_left
 from ..values.branches import Branches
 from ..values.ledger import Ledger
 from ..values.origin import Unseen
@@ -148,10 +149,13 @@ class Recorder(TorchFunctionMode):
         self.perform_one = lambda call, args, kwargs: run_call(
             model, self.ledger.constants, call, args, kwargs, given, torch.device("cpu")
         )
-        read = iter([self.reads.free_number(given[name]) for name in numbers])
+        sets = names_set(kwargs)
+        free = [v for v in flatten((args, kwargs))[0] if isinstance(v, FreeNumber)]
+        pairs = zip(free, numbers, strict=True)
+        read = iter([self.reads.free_number(given[n], as_float=f.stands_for_float) for f, n in pairs])
         args, kwargs = plainly_given((args, kwargs), lambda _: next(read))
         with self.draws, self:
-            result = called(model, args, kwargs)
+            result = called(model, args, kwargs, sets)
         return self.finish(result)
 
     def finish(self, result: Any) -> Recording:
@@ -170,6 +174,7 @@ class Recorder(TorchFunctionMode):
         self.at.stack = [""]
         spec = self.ledger.settled(spec)
         encoded = tuple(self.ledger.encode(v)[0] for v in values)
+        _check_left(numbers_left(spec, values), numbers_left(spec, encoded))
         self.ledger.add(Call("output", "output", (encoded,), hint="output"))
         self.reads.check_numbers()
         self.frozen.check_left()
@@ -468,6 +473,31 @@ class Recorder(TorchFunctionMode):
         call.writes = before.left.union(*(functions.storages(t) for t in written))
         self.ledger.overwrite(call)
         return self.ledger.adopt_result(self.ledger.add(call), result, {id(t) for t in written})
+
+
+def _check_left(values: Mapping[str, Any], encoded: Mapping[str, Any]) -> None:
+    """Raise :class:`CaptureError` where what a forward leaves in an attribute that counts is of data."""
+    for name, value in values.items():
+        made = encoded[name]
+        if not is_number(plain(value)) or (isinstance(made, Call) and _is_of_data(made)):
+            raise CaptureError(
+                f"a forward goes by what the call before has left in self.{name}, and leaves there what is "
+                "made of data; keep it in a buffer, as a tensor that it writes to"
+            )
+
+
+def _is_of_data(call: Call) -> bool:
+    """Whether a number is made of more than numbers among the inputs and sizes of these."""
+    waiting, seen = [call], {id(call)}
+    while waiting:
+        each = waiting.pop()
+        if each.op == "call_method" and each.is_size and each.inputs[0].op == "placeholder":
+            continue
+        if each.op not in ("call_method", "call_function") or not each.is_size:
+            return True
+        waiting += [c for c in each.inputs if id(c) not in seen]
+        seen.update(map(id, each.inputs))
+    return False
 
 
 def _check_output(value: Any) -> None:

@@ -9,7 +9,7 @@ import collections
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from torch import nn
@@ -17,8 +17,10 @@ from torch import nn
 from ...errors import CaptureError
 from ..calls.call import Recording
 from ..code.leaves import Policy
-from ..code.restart import CloseModule
+from ..code.restart import CloseModule, HoldNumbers
 from ..code.set_first import Place, reads_before_sets
+from ..inputs.free_numbers import is_number
+from ..inputs.held_numbers import numbers_of
 from ..inputs.structure import flatten
 from ..state.example_data import are_close, doubled, other_data
 from ..state.quick_check import Seen
@@ -35,12 +37,24 @@ class Run(Protocol):
 
 
 class Repeats:
-    """Calls one after another; open code reads the attributes ``of_leaves``, by path and name."""
+    """Calls one after another; open code reads the attributes ``of_leaves``, by path and name.
+
+    The numbers that attributes have ``held``, by dotted path, are inputs of each call, and ``holds`` says
+    whether more may be.
+    """
 
     def __init__(
-        self, model: nn.Module, snapshot: Snapshot, run: Run, of_leaves: Set[tuple[str, str]]
+        self,
+        model: nn.Module,
+        snapshot: Snapshot,
+        run: Run,
+        of_leaves: Set[tuple[str, str]],
+        held: Collection[str] = (),
+        *,
+        holds: bool = True,
     ) -> None:
         self.model, self.snapshot, self.run, self.of_leaves = model, snapshot, run, of_leaves
+        self.held, self.holds = held, holds
 
     def check_state(self, policy: Policy, recording: Recording, answer: Sequence[Any] | None = None) -> bool:
         """Python state that an open module changes must not matter to the next call; whether it changes any.
@@ -74,6 +88,7 @@ class Repeats:
             )
         is_alike, is_settled = self.is_repeated(training, answer)
         if not is_alike or not self.forgets(training, is_settled):
+            self.hold_counts(policy, training)
             why = f"a forward changes {shown}, and the next call's result depends on it"
             raise CloseModule(path, f"{why}; give it to the call as a tensor, one that counts calls too")
         if not self.forgets_weights(training):
@@ -82,7 +97,7 @@ class Repeats:
                 path, f"{why}; where the first call alone does, call it once before the capture"
             )
         if not is_settled:
-            self.check_counts(training, is_met)
+            self.check_counts(policy, training, is_met)
         return True
 
     def set_first(self, policy: Policy, training: bool) -> frozenset[Place]:
@@ -104,7 +119,8 @@ class Repeats:
 
     def changes_met(self, policy: Policy) -> list[tuple[str, str]]:
         """The attributes that are other than at first and may be read, by path and name."""
-        return [(p, a) for p, a in self.snapshot.changes() if self.is_met(policy, p, a)]
+        found = ((p, a) for p, a in self.snapshot.changes() if _dotted(p, a) not in self.held)
+        return [(p, a) for p, a in found if self.is_met(policy, p, a)]
 
     def switched(self, policy: Policy, recording: Recording) -> str | None:
         """The open module around the first that a call leaves in another mode; all is then as at first."""
@@ -134,7 +150,29 @@ class Repeats:
         """Whether a call has left everything as it was seen before, and tensors as at first."""
         return self.snapshot.is_as(seen) and self.snapshot.glance.is_kept()
 
-    def check_counts(self, training: bool, is_met: Callable[[str, str], bool]) -> None:
+    def hold_counts(self, policy: Policy, training: bool) -> None:
+        """Have numbers that a call leaves otherwise in attributes of open modules be inputs of each call.
+
+        Raises :class:`HoldNumbers` where there are any.
+        """
+        self.snapshot.start(training)
+        names = {
+            _dotted(path, name)
+            for path, module in self.model.named_modules()
+            if path == "" or not policy.is_inside_leaf(path)
+            for name in (*vars(module), *_names_of_class(module))
+        }
+        before = numbers_of(self.model, names - {*self.held})
+        self.run(training)
+        found = {
+            name: (was, value)
+            for name, value in numbers_of(self.model, before).items()
+            if is_number(value) and type(was := before[name]) is type(value) and value != was
+        }
+        if found and self.holds:
+            raise HoldNumbers(found)
+
+    def check_counts(self, policy: Policy, training: bool, is_met: Callable[[str, str], bool]) -> None:
         """No number or text may be another in each call."""
         self.snapshot.start(training)
         before = self.snapshot.numbers()
@@ -143,7 +181,12 @@ class Repeats:
         self.run(training)
         for (at, counted), value in self.snapshot.numbers().items():
             seen = before.get((at, counted)), between.get((at, counted)), value
-            if seen[0] != seen[1] != seen[2] and is_met(at, counted):
+            if (
+                seen[0] != seen[1] != seen[2]
+                and is_met(at, counted)
+                and _dotted(at, counted) not in self.held
+            ):
+                self.hold_counts(policy, training)
                 shown = "other" if isinstance(value, bytes) else f"{seen[0]!r}, {seen[1]!r}, {seen[2]!r}"
                 said = f"{shown} in calls one after another"
                 name = type(self.model).__name__
@@ -249,6 +292,16 @@ class Repeats:
                 vars(self.model.get_submodule(path))[name] = _copied(value)
             return flatten(self.run(training))[0]
         return None
+
+
+def _dotted(path: str, name: str) -> str:
+    return f"{path}.{name}".lstrip(".")
+
+
+def _names_of_class(module: nn.Module) -> Iterator[str]:
+    """What a module's class holds as numbers, which code may count on from."""
+    for cls in type(module).__mro__[: type(module).__mro__.index(nn.Module)]:
+        yield from (name for name, value in vars(cls).items() if is_number(value))
 
 
 def _copied(value: Any) -> Any:

@@ -35,6 +35,7 @@ from ..code.restart import (
     WatchMethods,
 )
 from ..inputs.arguments import Inputs
+from ..inputs.held_numbers import divided
 from ..inputs.structure import flatten
 from ..inputs.writes import called
 from ..patches.memos import Memos
@@ -133,7 +134,8 @@ class Runs:
         self.names_of_open = functools.cache(attributes.names_of_open)
         self.spells_mode = functools.cache(attributes.spells_mode)
         self.memos = Memos(model, [cls for _, _, cls in snapshot.reached.classes])
-        self.repeats = Repeats(model, snapshot, self.run, self.of_leaves)
+        is_run = self.device.type != "meta"
+        self.repeats = Repeats(model, snapshot, self.run, self.of_leaves, divided(kwargs)[1], holds=is_run)
         self.route = Route()
         self.is_apart = False
         self.answers: dict[bool, Sequence[Any]] = {}

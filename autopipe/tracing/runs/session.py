@@ -24,6 +24,7 @@ from ..code.restart import (
     CloseModule,
     FollowCasts,
     Function,
+    HoldNumbers,
     KeepFunction,
     KeepMode,
     KeepReads,
@@ -160,7 +161,7 @@ class Session:
         try:
             with patches.applied(self.model.modules()) as self.runs.route:
                 return self.found()
-        except (CaptureError, ModelError):
+        except (CaptureError, ModelError, HoldNumbers):
             self.attempt = before
             return None
 
@@ -322,7 +323,7 @@ class Session:
         for setting in settings(asked, tensors):
             try:
                 found = self.runs.record(self.attempt, natural.training, (), setting) if out else natural
-            except FollowCasts:
+            except (FollowCasts, HoldNumbers):
                 raise
             except (CaptureError, ModelError, Restart):
                 continue  # called so, the model is refused
@@ -360,7 +361,7 @@ class Session:
             try:
                 with self.on(*inputs.rebuild(self.model, given)):
                     other = self.runs.record(self.attempt, known.training, (), setting)
-            except FollowCasts:
+            except (FollowCasts, HoldNumbers):
                 raise
             except (CaptureError, ModelError, Restart):
                 continue
@@ -376,7 +377,7 @@ class Session:
             other = self.runs.record(self.attempt, known.training, script, setting, quiet(known.calls))
         except (CaptureError, ModelError):
             return
-        except FollowCasts:
+        except (FollowCasts, HoldNumbers):
             raise
         except Restart:
             if branch.in_function:

@@ -269,12 +269,12 @@ class Reads:
         expression = Expression(None, (), call.value, ref=self.ledger.add(call))
         return track(call.value, expression, self.ledger.numbers)
 
-    def free_number(self, tensor: torch.Tensor) -> Any:
-        """A number that is an input, read of the tensor that stands for it."""
+    def free_number(self, tensor: torch.Tensor, *, as_float: bool = False) -> Any:
+        """A number that is an input, read of the tensor that stands for it; here maybe ``as_float``."""
         given = self.ledger.materialise(self.ledger.find(tensor))
         call = Call("call_method", "item", (given,), hint=f"number_{given.name or given.target}")
         with self.at.hushed:
-            call.value = tensor.item()
+            call.value = float(tensor.item()) if as_float else tensor.item()
         call.reads, call.depends = functions.storages(tensor), given.depends | Depends.NUMBER
         call.is_size = self.ledger.numbers.has_data = True
         expression = Expression(None, (), call.value, ref=self.ledger.add(call))

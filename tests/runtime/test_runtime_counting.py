@@ -1,0 +1,40 @@
+"""A forward that counts its calls: a step is one call, whatever its number of microbatches."""
+
+import pytest
+import torch
+from counting_models import MODELS, batch, check_steps, counts, model_and_twin
+from torch import nn
+
+import autopipe
+from autopipe.errors import CaptureError
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("n_stages", "n_microbatches"), [(2, 1), (2, 4), (3, 4)])
+def test_a_step_counts_once(name, n_stages, n_microbatches, caplog):
+    model, twin = model_and_twin(name)
+    pipe = autopipe.split(model, n_stages, (batch(0),), n_microbatches=n_microbatches, costs="estimated")
+    assert counts(model) == counts(twin)  # a capture counts none
+    check_steps(pipe.runtime(), model, twin)
+    for seed in range(3):
+        torch.testing.assert_close(pipe(batch(seed)), twin(batch(seed)))
+    assert counts(model) == counts(twin)
+    assert not caplog.records
+
+
+class OfData(nn.Module):
+    """Averages what it computes in a plain number, and goes by it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.mean = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), 0.0
+
+    def forward(self, x):
+        y = self.layers(x)
+        self.mean = 0.9 * self.mean + 0.1 * y.mean().item()
+        return y * (1 + self.mean)
+
+
+def test_a_number_made_of_data_is_no_count():
+    with pytest.raises(CaptureError, match="mean"):
+        autopipe.split(OfData(), 2, (torch.randn(4, 4),), costs="estimated")
