@@ -78,7 +78,7 @@ class Capture:
     answers: of two forms, in words, what is asked of all rows of a batch where the second makes something
         else than the first of rows that ask for the first.
     notes: what a user should know of how the model was recorded.
-    left: attributes in which the model's own code leaves what it computes with gradients; stages do not.
+    left: attributes in which the model's own code leaves what it computes; stages do not.
     at: sizes that it was recorded at, where they are not the example's for a reason.
     new_forms: what records forms for inputs of later calls that none covers; None in a copy.
     assumptions: the state that the model's own code may have read; a change that matters is refused.

@@ -182,7 +182,7 @@ class Recording:
     to ask again and the answer; ``keeps`` whether a leaf has set, beside buffers, what its own code reads,
     and ``begun`` the leaves whose first call has;
     ``swapped`` are the leaves that ran with other weights than their own, so that their own code is recorded;
-    ``left`` are the attributes in which glue leaves what it computes with gradients; ``filled`` those of open
+    ``left`` are the attributes in which glue leaves what it computes; ``filled`` those of open
     modules, by path and name, in which hooks of leaves put what the leaves gave; ``set_first`` those that the
     run sets before it reads them; ``goes_by_mode`` whether
     the code may do otherwise in the other mode; ``carried`` the attributes, with the training flag of the

@@ -6,6 +6,6 @@
   ``set_first``.
 - Where code is, what it calls and what it reads of that: ``position``, ``callees``, ``reading``,
   ``own_code``.
-- Code that only checks or tells people: ``checks``, ``messages``.
+- Code that only checks or tells people: ``checks``, ``messages``, ``kept``.
 - ``restart``: reasons to record once more.
 """

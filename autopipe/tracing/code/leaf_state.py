@@ -146,8 +146,8 @@ def tell_left(model: nn.Module, names: Sequence[str]) -> None:
     """Warn of attributes that code outside of the model would find as an earlier call left them."""
     if names:
         _logger.warning(
-            "%s's forward leaves in %s what it computes with gradients, which stages do not set: after a "
-            "step it holds what an earlier call of the model left there; return it from forward instead",
+            "%s's forward leaves in %s what it computes, which stages do not set: after a step it holds what "
+            "an earlier call of the model left there; return it from forward instead",
             type(model).__name__,
             ", ".join(names),
         )

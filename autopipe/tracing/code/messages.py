@@ -16,13 +16,18 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torch import nn
+
 from .callees import nodes
 
-__all__ = ["CHECKERS", "called", "error_lines", "is_said"]
+__all__ = ["CHECKERS", "called", "error_lines", "is_said", "is_told"]
 
 CHECKERS = ("_check", "_check_value", "_check_index", "_check_tensor_all", "torch_compilable_check")
 """Names of what raises where its first argument does not hold, with the words it is given."""
-_TELLERS = frozenset({"_warnings", "absl", "logging", "loguru", "structlog", "tqdm", "warnings"})
+_TELLERS = frozenset(
+    {"_warnings", "absl", "aim", "clearml", "comet_ml", "logging", "loguru", "mlflow", "neptune", "structlog"}
+    | {"tensorboardX", "tqdm", "wandb", "warnings"}
+)
 """Packages whose functions, and the methods of whose objects, do nothing but tell people."""
 _OF_CHECKERS = frozenset({"torch", "transformers"})
 _Span = tuple[int, int, int, int]
@@ -41,6 +46,29 @@ def is_said(frame: types.FrameType) -> bool:
         if is_within and (call is None or _tells(call, frame)):
             return True
     return False
+
+
+def is_told(frame: types.FrameType) -> bool:
+    """Whether what a frame is in the middle of is what people are told, and goes through no other code."""
+    at = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    if any(n is None for n in at):
+        return False
+    line, end_line, column, end_column = at
+    here: Any = line, column, end_line, end_column
+    for words, call in _spoken(frame.f_code.co_filename):
+        if call is not None and (here == _span(call) or any(_lies_in(here, w) for w in words)):
+            between = (n for n in ast.walk(call) if isinstance(n, ast.Call) and _lies_in(here, _span(n)))
+            others = [n for n in between if n is not call and _span(n) != here]
+            if _tells(call, frame) and all(_only_words(n, frame) for n in others):
+                return True
+    return False
+
+
+def _only_words(call: ast.Call, frame: types.FrameType) -> bool:
+    """Whether a call makes words or numbers of what it is given: Python's own, or a value's."""
+    if isinstance(call.func, ast.Attribute):
+        return not isinstance(_value(call.func.value, frame), (nn.Module, types.ModuleType))
+    return isinstance(_value(call.func, frame), (type, types.BuiltinFunctionType))
 
 
 @functools.cache

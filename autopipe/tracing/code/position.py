@@ -20,6 +20,7 @@ from torch import nn
 
 from ..calls.call import Depends
 from . import checks, messages, opaque, statements
+from .kept import NamesRead, kept_in
 from .leaves import lies_in_leaf
 from .restart import CloseModule, Function, KeepFunction, Method, Statement
 
@@ -110,6 +111,14 @@ class Position:
     def is_said(self) -> bool:
         """Whether the text that is being made only tells people: of an error, a warning, a log."""
         return any(map(messages.is_said, self._frames()))
+
+    def is_told(self) -> bool:
+        """Whether what is being computed only tells people, and that at once."""
+        return any(map(messages.is_told, self._frames()))
+
+    def keeps(self, read: NamesRead) -> str:
+        """The attribute, by path, into which alone goes what is being computed, and which nothing reads."""
+        return next(filter(None, (kept_in(frame, self.modules, read) for frame in self._frames())), "")
 
     def is_check(self, source: str) -> bool:
         """Whether a truth is asked for only to raise where it does not hold, by the model or by torch."""

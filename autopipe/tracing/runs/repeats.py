@@ -16,6 +16,7 @@ from torch import nn
 
 from ...errors import CaptureError
 from ..calls.call import Recording
+from ..code.kept import NamesRead
 from ..code.leaves import Policy
 from ..code.restart import CloseModule, HoldNumbers
 from ..code.set_first import Place, reads_before_sets
@@ -24,9 +25,11 @@ from ..inputs.held_numbers import numbers_of
 from ..inputs.structure import flatten
 from ..state.example_data import are_close, doubled, other_data
 from ..state.quick_check import Seen
-from ..state.state import Snapshot, switch
+from ..state.state import LENGTH_OF, Snapshot, switch
 
 __all__ = ["Repeats"]
+
+_OF_ALL = frozenset(vars(nn.Module()))
 
 
 class Run(Protocol):
@@ -39,8 +42,8 @@ class Run(Protocol):
 class Repeats:
     """Calls one after another; open code reads the attributes ``of_leaves``, by path and name.
 
-    The numbers that attributes have ``held``, by dotted path, are inputs of each call, and ``holds`` says
-    whether more may be.
+    What is in attributes of other than the ``names_read`` is for people alone. The numbers that attributes
+    have ``held``, by dotted path, are inputs of each call, and ``holds`` says whether more may be.
     """
 
     def __init__(
@@ -49,12 +52,13 @@ class Repeats:
         snapshot: Snapshot,
         run: Run,
         of_leaves: Set[tuple[str, str]],
+        names_read: NamesRead,
         held: Collection[str] = (),
         *,
         holds: bool = True,
     ) -> None:
         self.model, self.snapshot, self.run, self.of_leaves = model, snapshot, run, of_leaves
-        self.held, self.holds = held, holds
+        self.names_read, self.held, self.holds = names_read, held, holds
 
     def check_state(self, policy: Policy, recording: Recording, answer: Sequence[Any] | None = None) -> bool:
         """Python state that an open module changes must not matter to the next call; whether it changes any.
@@ -74,6 +78,8 @@ class Repeats:
         beside = [(p, a) for p, a in self.snapshot.changed_beside() if is_met(p, a)]
         if not changed and not beside and (path := self.switched(policy, recording)) is not None:
             changed, answer = [(path, "training")], None
+        if any(is_number(self._held(p, a)) for p, a in self.snapshot.changes() if not self.is_read(p, a)):
+            self.hold_counts(policy, recording, read=False)
         if not changed and not beside:
             return False
         path, attribute = next(((p, a) for p, a in changed if a == "_buffers"), (changed + beside)[0])
@@ -88,7 +94,7 @@ class Repeats:
             )
         is_alike, is_settled = self.is_repeated(training, answer)
         if not is_alike or not self.forgets(training, is_settled):
-            self.hold_counts(policy, training)
+            self.hold_counts(policy, recording)
             why = f"a forward changes {shown}, and the next call's result depends on it"
             raise CloseModule(path, f"{why}; give it to the call as a tensor, one that counts calls too")
         if not self.forgets_weights(training):
@@ -97,7 +103,7 @@ class Repeats:
                 path, f"{why}; where the first call alone does, call it once before the capture"
             )
         if not is_settled:
-            self.check_counts(policy, training, is_met)
+            self.check_counts(policy, recording, is_met)
         return True
 
     def set_first(self, policy: Policy, training: bool) -> frozenset[Place]:
@@ -115,7 +121,16 @@ class Repeats:
     def is_met(self, policy: Policy, path: str, name: str) -> bool:
         """Whether open code may read the attribute of the module at a path."""
         is_own = path == "" or not policy.is_inside_leaf(path)
-        return is_own or (path, name) in self.of_leaves
+        return (is_own and self.is_read(path, name)) or (path, name) in self.of_leaves
+
+    def is_read(self, path: str, name: str) -> bool:
+        """Whether a call may read what an attribute, or the first one in some words, holds."""
+        attribute = name.removeprefix(LENGTH_OF).partition(".")[0]
+        is_plain = attribute in vars(self.model.get_submodule(path)) and attribute not in _OF_ALL
+        return not is_plain or attribute in self.names_read
+
+    def _held(self, path: str, name: str) -> Any:
+        return vars(self.model.get_submodule(path)).get(name)
 
     def changes_met(self, policy: Policy) -> list[tuple[str, str]]:
         """The attributes that are other than at first and may be read, by path and name."""
@@ -150,30 +165,38 @@ class Repeats:
         """Whether a call has left everything as it was seen before, and tensors as at first."""
         return self.snapshot.is_as(seen) and self.snapshot.glance.is_kept()
 
-    def hold_counts(self, policy: Policy, training: bool) -> None:
+    def hold_counts(self, policy: Policy, recording: Recording, *, read: bool = True) -> None:
         """Have numbers that a call leaves otherwise in attributes of open modules be inputs of each call.
 
-        Raises :class:`HoldNumbers` where there are any.
+        Where they are not ``read``, those that are others after each. Raises :class:`HoldNumbers` where there
+        are any.
         """
-        self.snapshot.start(training)
+        if not self.holds:
+            return
+        self.snapshot.start(recording.training)
         names = {
             _dotted(path, name)
             for path, module in self.model.named_modules()
             if path == "" or not policy.is_inside_leaf(path)
             for name in (*vars(module), *_names_of_class(module))
         }
-        before = numbers_of(self.model, names - {*self.held})
-        self.run(training)
+        before = numbers_of(self.model, names - {*self.held, *recording.left})
+        self.run(recording.training)
+        after = numbers_of(self.model, before)
         found = {
-            name: (was, value)
-            for name, value in numbers_of(self.model, before).items()
-            if is_number(value) and type(was := before[name]) is type(value) and value != was
+            name: (was, after[name])
+            for name, was in before.items()
+            if is_number(was) and type(was) is type(after[name]) and was != after[name]
         }
-        if found and self.holds:
+        if found and not read:
+            self.run(recording.training)
+            found = {n: v for n, v in found.items() if numbers_of(self.model, [n])[n] != v[1]}
+        if found:
             raise HoldNumbers(found)
 
-    def check_counts(self, policy: Policy, training: bool, is_met: Callable[[str, str], bool]) -> None:
+    def check_counts(self, policy: Policy, recording: Recording, is_met: Callable[[str, str], bool]) -> None:
         """No number or text may be another in each call."""
+        training = recording.training
         self.snapshot.start(training)
         before = self.snapshot.numbers()
         self.run(training)
@@ -186,7 +209,7 @@ class Repeats:
                 and is_met(at, counted)
                 and _dotted(at, counted) not in self.held
             ):
-                self.hold_counts(policy, training)
+                self.hold_counts(policy, recording)
                 shown = "other" if isinstance(value, bytes) else f"{seen[0]!r}, {seen[1]!r}, {seen[2]!r}"
                 said = f"{shown} in calls one after another"
                 name = type(self.model).__name__

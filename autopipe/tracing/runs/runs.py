@@ -22,6 +22,7 @@ from ..calls.call import Depends, Recording, Setting
 from ..calls.kinds import kind_of
 from ..calls.sharing import Twins
 from ..code import attributes, leaf_setters, opaque
+from ..code.kept import NamesRead
 from ..code.leaves import Policy, eager
 from ..code.restart import (
     CloseModule,
@@ -133,9 +134,12 @@ class Runs:
         self.kind = functools.cache(functools.partial(kind_of, model))
         self.names_of_open = functools.cache(attributes.names_of_open)
         self.spells_mode = functools.cache(attributes.spells_mode)
+        self.names_read = NamesRead(model)
         self.memos = Memos(model, [cls for _, _, cls in snapshot.reached.classes])
         is_run = self.device.type != "meta"
-        self.repeats = Repeats(model, snapshot, self.run, self.of_leaves, divided(kwargs)[1], holds=is_run)
+        self.repeats = Repeats(
+            model, snapshot, self.run, self.of_leaves, self.names_read, divided(kwargs)[1], holds=is_run
+        )
         self.route = Route()
         self.is_apart = False
         self.answers: dict[bool, Sequence[Any]] = {}
@@ -230,6 +234,7 @@ class Runs:
             attempt.watched,
         )
         recorder.by_data, recorder.at.is_coarse = self.by_data, attempt.coarse
+        recorder.reads.names_read = self.names_read
         kept = recorder.opaque
         recorder.ledger.numbers.watch = shift or (Settling(attempt.settled) if attempt.settled else None)
         recorder.ledger.most = sys.maxsize if shift is None else shift.most

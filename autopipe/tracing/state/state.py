@@ -29,6 +29,8 @@ __all__ = ["SMALL", "Snapshot", "draw_alike", "generators", "preserved", "seed",
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"}
 _SIMPLE = (int, float, str, bytes, bool, type(None))
 _EMPTY = object()
+LENGTH_OF = "the length of "
+"""What :meth:`Snapshot.numbers` calls the length of a container, ahead of its name."""
 SMALL = 1 << 16
 """Parameters of at most so many elements are put back where a forward writes to them behind torch's back."""
 
@@ -290,7 +292,7 @@ class _Beside:
         for path, name, holder, _ in self.holders:
             items = dict.items(holder) if isinstance(holder, dict) else enumerate(holder)
             out.update({(path, f"{name}.{k}"): v for k, v in items if isinstance(v, _SIMPLE)})
-            out[path, f"the length of {name}"] = len(holder)
+            out[path, f"{LENGTH_OF}{name}"] = len(holder)
         for path, name, known, before in self.files:
             asked = {k: known.get(k) for k in before}
             out.update({(path, f"{name}.{k}"): v for k, v in asked.items() if isinstance(v, _SIMPLE)})

@@ -20,6 +20,7 @@ from ..calls.call import UNSAFE, Call, Depends
 from ..calls.likeness import is_twin
 from ..calls.perform import Run, ask
 from ..code import checks
+from ..code.kept import NamesRead
 from ..code.position import Position
 from ..code.restart import CloseModule
 from .branches import Branches, program
@@ -46,6 +47,7 @@ class Reads:
     lie; ``dtypes`` whether it asked for what autocast has a say in, ``mode`` whether it asked a module for
     its mode, or set it; ``flags`` are questions to torch and the process, each with how to ask again and the
     answer, attributes ``of_leaves`` among them, which are here by path and name.
+    What only goes into attributes ``kept`` for people, none of the ``names_read``, may be read.
     ``met_number`` says that a number in the data was asked for; with ``keeps_numbers`` such numbers stay in
     the graph as long as only torch takes them.
     """
@@ -57,6 +59,8 @@ class Reads:
         self.asked: dict[str, str] = {}
         self.dtypes = self.mode = False
         self.keeps_numbers, self.met_number = False, False
+        self.names_read: NamesRead | None = None
+        self.kept: set[str] = set()
         self.flags: dict[str, Flag] = {}
         self.of_leaves: set[tuple[str, str]] = set()
         self.numbers: list[Call] = []
@@ -200,6 +204,9 @@ class Reads:
         is_unsafe = bool(call.depends & UNSAFE) and not self.is_settled(call, name)
         is_check = is_unsafe and name == "__bool__" and self.at.is_check(call.source)
         is_message = name == "__format__" and self.at.is_said()
+        if is_unsafe and not is_check and not is_message and self.is_kept():
+            with self.at.hushed:
+                return func(*actual[0], **actual[1])
         if is_unsafe and not is_check and not is_message:
             if functions.is_one_number(name, actual):
                 self.met_number = True
@@ -230,6 +237,16 @@ class Reads:
         call.is_size, call.value = True, result
         number = track(result, Expression(None, (), result, ref=self.ledger.add(call)), self.ledger.numbers)
         return pin(number) if is_cast else number  # whoever casts takes Python's own numbers alone
+
+    def is_kept(self) -> bool:
+        """Whether what is read of data goes to people alone, or where nothing that calls run reads it."""
+        if self.names_read is None or self.ledger.device.type == "meta":
+            return False
+        if self.at.is_told():
+            return True
+        if name := self.at.keeps(self.names_read):
+            self.kept.add(name)
+        return bool(name)
 
     def hold_values(self, call: Call) -> None:
         """Tensors that a call's value is made of, and no call made, are to hold what they hold now."""
