@@ -240,3 +240,35 @@ def test_code_that_only_names_what_writes_is_called_twice_and_not_asked_further(
     mixing = captured.forms[True][0].variation.mixing
     assert bool(mixing.by_call or mixing.carried or mixing.always) is writes
     assert (len(runs) == 2) is not writes
+
+
+class HookedOnce(nn.Module):
+    """A hook that doubles what a layer gives in its first call, and takes itself away."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 4)
+
+        def doubled(module, given, out):
+            handle.remove()
+            return 2 * out
+
+        handle = self.a.register_forward_hook(doubled)
+
+    def forward(self, x):
+        return self.b(self.a(x).tanh()).square().mean()
+
+
+@pytest.mark.parametrize("n_microbatches", [1, 2])
+def test_a_hook_that_takes_itself_away_is_told_of(n_microbatches, caplog):
+    torch.manual_seed(0)
+    model = HookedOnce().double()
+    torch.manual_seed(0)
+    twin = HookedOnce().double()
+    x = torch.randn(6, 4, dtype=torch.float64)
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=n_microbatches)
+    rt = pipe.runtime()
+    losses = [(rt.step(x).loss.item(), twin(x).item()) for _ in range(3)]
+    are_alike = [abs(a - b) < 1e-12 for a, b in losses]
+    assert are_alike == [n_microbatches == 1, True, True]
+    assert ("one call leaves a for the next" in caplog.text) is (n_microbatches > 1)

@@ -72,3 +72,29 @@ def test_a_hook_on_a_value_of_a_layer_is_put_where_the_stage_computes_again(is_o
         model.zero_grad()
         runtime.step(x)
         torch.testing.assert_close([p.grad for p in model.parameters()], expected)
+
+
+class Unasked(nn.Module):
+    """Puts a hook on a value without asking whether it takes a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.first(x)
+        h.register_hook(lambda g: 2 * g)
+        return self.last(h.tanh())
+
+
+def test_a_hook_that_needs_a_gradient_leaves_sizes_free():
+    torch.manual_seed(0)
+    model = Unasked().double()
+    x = torch.randn(6, 4, dtype=torch.float64)
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
+    assert ("x", 0) not in pipe.graph.variation.fixed
+    model(x).square().mean().backward()
+    expected = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    pipe.runtime(loss_fn=lambda out, _: out.square().mean()).step(x)
+    torch.testing.assert_close([p.grad for p in model.parameters()], expected)

@@ -13,7 +13,7 @@ import pickle
 import random
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -84,12 +84,12 @@ def _verdict(trap: Trap) -> tuple[str, str]:
 
     try:
         placed = frozenset(n for s in stages for n, _ in s.named_parameters(remove_duplicate=False))
-        refused = _calls(trap, twin, model, pipe, placed, contextlib.nullcontext)
+        refused = _calls(trap, twin, model, pipe, placed, contextlib.nullcontext, told=found.left)
         if trap.later is not None:
             trap.later(twin)
             trap.later(model)
         if trap.later is not None or trap.around is not contextlib.nullcontext:
-            refused += _calls(trap, twin, model, pipe, placed, trap.around, late=True)
+            refused += _calls(trap, twin, model, pipe, placed, trap.around, late=True, told=found.left)
     except _Differs as error:
         return "silent", str(error)
     except AutopipeError:
@@ -125,8 +125,12 @@ def _calls(
     placed: frozenset[str],
     around: Any,
     late: bool = False,
+    told: Collection[str] = (),
 ) -> list[str]:
-    """The same calls of both; refusals of other sizes are returned. Parameters ``placed`` have a stage."""
+    """The same calls of both; refusals of other sizes are returned. Parameters ``placed`` have a stage.
+
+    Buffers that users are ``told`` of, which stages do not set, are not held against each other.
+    """
     refused = []
     modules = {each: [*each.named_modules()] for each in (twin, model)}
     for training in (False, True):
@@ -155,6 +159,9 @@ def _calls(
                 refused.append(f"{size} refused: {error}")
                 _align(twin, model)
                 continue
+            for name in told:
+                expected[0].buffers.pop(name, None)
+                got[0].buffers.pop(name, None)
             if said := difference(expected[0], got[0]):
                 raise _Differs(f"{mode}: {said}")
             reached = {n for n, _ in model.named_parameters() if got[0].gradients.get(n) is not None}

@@ -188,8 +188,9 @@ class Recording:
     the code may do otherwise in the other mode; ``carried`` the attributes, with the training flag of the
     calls that leave them, which calls in the other mode go by; ``modes`` the training flag, the path and
     the mode left there of each module that glue sets to a mode; ``replaced`` the buffers that glue puts
-    others in the place of, which the calls write to; ``given`` the inputs it was made on, where those are not
-    the example.
+    others in the place of, which the calls write to, and ``rebuilt`` those in whose place it puts others of
+    other sizes, as tables are, which stages leave as they are; ``given`` the inputs it was made on, where
+    those are not the example.
     ``program`` is how it was last run again.
     """
 
@@ -213,14 +214,15 @@ class Recording:
     carried: frozenset[tuple[bool, str]] = frozenset()
     modes: frozenset[tuple[bool, str, bool]] = frozenset()
     replaced: frozenset[str] = frozenset()
+    rebuilt: frozenset[str] = frozenset()
     given: Mapping[str, torch.Tensor] | None = dataclasses.field(default=None, repr=False, compare=False)
     program: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def takes_grad_mode(self) -> bool:
         """Whether the recording is to be run with gradients enabled to do what it does."""
-        derives = any(c.target is torch.autograd.grad for c in self.calls)
-        return self.setting.grad and (derives or "grad" in self.asked)
+        needs = any(c.target is torch.autograd.grad or c.hint == "register_hook" for c in self.calls)
+        return self.setting.grad and (needs or "grad" in self.asked)
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype})

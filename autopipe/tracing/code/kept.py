@@ -9,7 +9,10 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import inspect
 import itertools
+import os
+import pathlib
 import types
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +20,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..state.global_names import codes_in, names_in
+from ..state.global_names import codes_in, is_foreign, names_in
 from ..state.loads import attributes_loaded
 from .callees import nodes
-from .leaf_state import codes_of
 
 __all__ = ["NamesRead", "kept_in"]
 
+_OWN = f"{pathlib.Path(__file__).parents[1]}{os.sep}"
+"""Where code lies that only stands on the model's classes while it is recorded."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 _BY_TEXT = frozenset({"getattr", "hasattr", "attrgetter", "__getattribute__"})
@@ -63,19 +67,30 @@ class NamesRead:
     def _codes(self) -> list[types.CodeType]:
         """The code that calls may run: ``forward``, hooks, and what these ask for by name, in turn."""
         modules = [*self._model.modules()]
-        methods: dict[str, list[types.CodeType]] = {}
-        for code in dict.fromkeys(code for cls in {*map(type, modules)} for code in codes_of(cls)):
-            methods.setdefault(code.co_name, []).append(code)
-        hooks = (h for m in modules for h in (*m._forward_pre_hooks.values(), *m._forward_hooks.values()))
-        found: dict[types.CodeType, None] = dict.fromkeys(code for h in hooks for code in codes_in(h))
-        waiting = [c for n, codes in methods.items() if n == "forward" or _is_special(n) for c in codes]
-        waiting += found
+        methods: dict[str, list[Any]] = defaultdict(list)
+        for cls in {*map(type, modules)}:
+            for each in itertools.takewhile(lambda c: c is not nn.Module, cls.__mro__):
+                for name, value in vars(each).items():
+                    methods[name].append(value)
+        waiting = [v for n, values in methods.items() if n == "forward" or _is_special(n) for v in values]
+        waiting += (h for m in modules for h in (*m._forward_pre_hooks.values(), *m._forward_hooks.values()))
+        waiting += (v for m in modules for v in vars(m).values() if callable(v))
+        found: dict[types.CodeType, None] = {}
         while waiting:
-            code = waiting.pop()
-            found[code] = None
-            asked = (c for n in names_in(code) for c in methods.get(n, ()))
-            waiting += [c for c in asked if c not in found]
+            value = waiting.pop()
+            known = getattr(inspect.unwrap(value) if callable(value) else value, "__globals__", {})
+            for code in codes_in(value):
+                if code not in found and not code.co_filename.startswith(_OWN):
+                    found[code] = None
+                    names = names_in(code)
+                    waiting += (v for n in names for v in methods.get(n, ()))
+                    waiting += (v for n in names if _is_own(v := known.get(n)))
         return [*found]
+
+
+def _is_own(value: Any) -> bool:
+    """Whether a value of a file is code, and neither torch's nor Python's."""
+    return callable(value) and not is_foreign(getattr(value, "__module__", None))
 
 
 def _is_special(name: str) -> bool:
@@ -219,10 +234,10 @@ def _tells(node: ast.expr) -> bool:
 
 def _attribute(node: ast.expr) -> ast.Attribute | None:
     """The attribute of a name that an expression is, or a part of: that of ``self.losses["train"]``."""
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             return node
-        node = node.value
+        node = node.func if isinstance(node, ast.Call) else node.value
     return None
 
 

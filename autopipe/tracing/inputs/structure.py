@@ -31,6 +31,7 @@ __all__ = [
     "paths",
     "pieces",
     "unflatten",
+    "with_marks",
 ]
 
 Step = tuple[Literal["item", "attr"], Any]
@@ -199,6 +200,26 @@ def marks(value: Any) -> list[str]:
     return [name for name, held in vars(value).items() if _holds_tensor(held, _MAX_DEPTH)]
 
 
+@dataclasses.dataclass
+class Marked:
+    """A tensor, and those that code has set on it as attributes; :func:`unflatten` sets them again."""
+
+    tensor: torch.Tensor
+    marks: dict[str, Any]
+
+
+def with_marks(value: Any) -> Any:
+    """A result in which what code has set on its tensors lies beside these."""
+    leaves, spec = flatten(value)
+    found = [marks(leaf) for leaf in leaves]
+    if not any(found):
+        return value
+    pairs = zip(leaves, found, strict=True)
+    return unflatten(
+        spec, [Marked(t, {n: getattr(t, n) for n in names}) if names else t for t, names in pairs]
+    )
+
+
 def hides_tensors(leaf: Any, depth: int = _MAX_DEPTH) -> bool:
     """Whether a leaf holds tensors where :func:`flatten` does not look: in a set, a deque or slots, say.
 
@@ -272,6 +293,11 @@ def _record(spec: Spec, values: list[Any]) -> Any:
 
 
 def _fields(spec: Spec, values: list[Any]) -> Any:
+    if spec.type is Marked and isinstance(values[0], torch.Tensor):
+        tensor, held = values
+        for name, mark in held.items():
+            setattr(tensor, name, mark)
+        return tensor
     if not issubclass(spec.type, tuple):
         return _object(spec, values)
     n = len(spec.keys)

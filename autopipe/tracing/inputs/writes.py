@@ -17,7 +17,7 @@ from .arguments import arguments, shown
 from .free_numbers import plainly_given
 from .held_numbers import HELD, divided, leave, names_set, numbers_of, placed
 from .mutable import Holder, content, holders
-from .structure import Spec, Step
+from .structure import Spec, Step, with_marks
 
 __all__ = [
     "Written",
@@ -74,7 +74,7 @@ def called(
     held = [*holders(arguments(model, args, kwargs))]
     try:
         with placed(model, numbers):
-            result = model(*args, **kwargs)
+            result = with_marks(model(*args, **kwargs))
             left = numbers_of(model, sets)
         changes: dict[Place, dict[Any, Any]] = _changes(model, held)
     finally:

@@ -26,7 +26,7 @@ from ..calls.module_modes import in_modes
 from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
-from ..code.leaf_state import Keeping, attributes_left
+from ..code.leaf_state import Keeping, attributes_left, read_by
 from ..code.leaves import calls_otherwise, eager, is_compiled
 from ..code.position import Depth, Position
 from ..code.reading import uncounted
@@ -165,6 +165,7 @@ class Recorder(TorchFunctionMode):
                 f"model runs, so what one call does depends on earlier ones; call the model without it"
             )
         self.buffers.write(self.model, self.function)
+        self.buffers.see_tables()
         self.bounded.end()
         values, spec = flatten(result)
         for value in values:
@@ -197,6 +198,7 @@ class Recorder(TorchFunctionMode):
             left=(*attributes_left(self.keeping.opened, self.ledger.is_computed), *sorted(self.reads.kept)),
             modes=frozenset((self.training, *each) for each in self.modes.left()),
             replaced=frozenset(self.buffers.names),
+            rebuilt=frozenset(self.buffers.tables),
         )
 
     def __torch_function__(
@@ -311,7 +313,7 @@ class Recorder(TorchFunctionMode):
             surroundings = self.contexts.region(), torch.is_grad_enabled(), frozen
             key = twins.key(path, inside, surroundings, actual)
             copied = twins.copy(key)
-        before = self.keeping.before(path, inside)
+        before, hooks = self.keeping.before(path, inside), _hooks_of(inside)
         weights = (p for m in inside for p in m._parameters.values())
         own = {id(t) for t in (*weights, *functions.tensors((args, kwargs)))}
         with self.foreign.to(own) as foreign:
@@ -323,12 +325,17 @@ class Recorder(TorchFunctionMode):
                 "function or a hook; a stage with the one alone would go by old values of the other: hand it "
                 "over as an argument, or register the layer that has it in both",
             )
-        for name in (name for t in functions.tensors((actual, result)) for name in marks(t)):
-            self.at.keep_whole(
+        read = frozenset().union(*(read_by(cls) for cls in {*map(type, inside)}))
+        taken = [name for t in functions.tensors(actual) for name in marks(t) if name in read]
+        for name in (*taken, *(name for t in functions.tensors(result) for name in marks(t))):
+            raise OpenLeaf(
+                path,
                 f"{call.source}: {path} takes or gives a tensor with another as its attribute {name!r}, "
-                "which is lost where a stage hands it on; return it beside"
+                "which is lost where a stage hands it on; return it beside",
             )
         call.keeps = self.keeping.after(path, inside, before)
+        if hooks != _hooks_of(inside):  # as one does that takes itself away
+            self.keeping.begun.add(path)
         dict_arguments.refilled(self.ledger, call, given)
         call.mutated = self.changed(buffers, module, path)
         if not (isinstance(result, torch.Tensor) or module._forward_hooks):
@@ -475,6 +482,11 @@ class Recorder(TorchFunctionMode):
         return self.ledger.adopt_result(self.ledger.add(call), result, {id(t) for t in written})
 
 
+def _hooks_of(inside: Sequence[nn.Module]) -> list[tuple[int, ...]]:
+    """The forward hooks of some modules, by their numbers."""
+    return [(*m._forward_pre_hooks, *m._forward_hooks) for m in inside]
+
+
 def _check_left(values: Mapping[str, Any], encoded: Mapping[str, Any]) -> None:
     """Raise :class:`CaptureError` where what a forward leaves in an attribute that counts is of data."""
     for name, value in values.items():
@@ -504,11 +516,6 @@ def _check_output(value: Any) -> None:
     if (callable(value) and hasattr(value, "gi_frame")) or hasattr(value, "__next__"):
         raise CaptureError(
             f"the model returns a {type(value).__name__}, which can be read only once; return a tuple or list"
-        )
-    for name in marks(value):
-        raise CaptureError(
-            f"the model returns a tensor with another in its attribute {name!r}, which is lost where stages "
-            "hand it on; return a tuple, a list, a dict or a dataclass"
         )
     if hides_tensors(value):
         raise CaptureError(

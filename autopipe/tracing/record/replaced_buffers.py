@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..calls import functions
-from ..calls.call import Call, Depends, map_calls, meta
+from ..calls.call import UNSAFE, Call, Depends, map_calls, meta
 from ..code.leaves import lies_in_leaf
 from ..values.ledger import Ledger
 
@@ -27,16 +27,19 @@ class ReplacedBuffers:
     Attributes
     ----------
     names: those that were replaced, once they are written to.
+    tables: those that are others now, made without data, and that no ``state_dict`` has.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._had: list[tuple[str, nn.Module, str, torch.Tensor]] = []
         self.names: set[str] = set()
+        self.tables: set[str] = set()
 
     def begin(self, named: Sequence[tuple[str, nn.Module]]) -> None:
         """The model, whose modules these are, is about to be called."""
         own = [(p, m) for p, m in named if not isinstance(m, torch.jit.ScriptModule)]  # run whole
+        self._own = own
         self._had = [(p, m, n, t) for p, m in own for n, t in m._buffers.items() if t is not None]
 
     def write(self, model: nn.Module, perform: Callable[..., Any]) -> None:
@@ -54,6 +57,19 @@ class ReplacedBuffers:
                 self.names.add(self._ledger.names[id(old)])
                 perform(torch.Tensor.copy_, (old, new), {})
                 self._read_before(old, self._ledger.calls[-1])
+
+    def see_tables(self) -> None:
+        """Look for tables among what buffers are by now."""
+        had = {(path, name): tensor for path, _, name, tensor in self._had}
+        for path, module in self._own:
+            for name in module._non_persistent_buffers_set & module._buffers.keys():
+                new = module._buffers[name]
+                if new is not None and new is not had.get((path, name)) and self._is_table(new):
+                    self.tables.add(f"{path}.{name}".lstrip("."))
+
+    def _is_table(self, tensor: torch.Tensor) -> bool:
+        held, ref = self._ledger.refs.get(id(tensor), (None, None))
+        return held is tensor and ref is not None and not self._ledger.depends_of(ref) & UNSAFE
 
     def _called_whole(self) -> frozenset[str]:
         """The modules that are called whole, or handed whole to a function."""

@@ -278,7 +278,9 @@ class Referee:
             outputs = [t for t in given_out if isinstance(t, Tensor)]
             drawn = generators(self.device)
             gradients = {} if self._knows_gradients else self._gradients(outputs, tensors)
-        buffers = {n: b.detach().clone() for n, b in self.model.named_buffers()}
+        rebuilt = self.forms[training].rebuilt
+        held = ((n, b) for n, b in self.model.named_buffers() if n not in rebuilt)
+        buffers = {n: b.detach().clone() for n, b in held}
         rest = [v for v in given_out if not isinstance(v, Tensor)]
         plain, requiring = [t.detach() for t in outputs], [t.requires_grad for t in outputs]
         return _Shown(plain, requiring, rest, spec, gradients, buffers, drawn, leaves)

@@ -168,7 +168,9 @@ def carriers(code: OwnCode, form: Recording) -> frozenset[str]:
     training, as batch norm does, they do not read.
     """
     own = [
-        c for c in form.calls if c.op != "call_module" or not _is_plain(code.model.get_submodule(c.target))
+        c
+        for c in form.calls
+        if c.op != "call_module" or c.path in form.begun or not _is_plain(code.model.get_submodule(c.target))
     ]
     written = frozenset[int]().union(*(c.writes for c in own))
     held = (c.storages for c in form.calls if c.op == "get_attr")

@@ -82,21 +82,25 @@ class Repeats:
             self.hold_counts(policy, recording, read=False)
         if not changed and not beside:
             return False
+        replaced = [n for p, a in changed if a == "_buffers" for n in self.snapshot.replaced(p)]
+        recording.rebuilt &= {*replaced}
+        others = [n for n in replaced if n not in recording.rebuilt]
         path, attribute = next(((p, a) for p, a in changed if a == "_buffers"), (changed + beside)[0])
         name = type(self.model).__name__
         shown = f"{path or name}.{attribute}" if changed else attribute
-        if attribute == "_buffers":
-            named = self.snapshot.replaced(path)
-            raise CloseModule(
-                path,
-                f"a forward replaces the buffer {named} by another tensor, where a stage would keep the old "
-                f"one; {named}.copy_(...) writes to it",
-            )
+        if others:
+            raise _replaces(others[0])
+        recording.left = (*recording.left, *(n for n in replaced if n not in recording.left))
         is_alike, is_settled = self.is_repeated(training, answer)
         if not is_alike or not self.forgets(training, is_settled):
+            if replaced:
+                raise _replaces(replaced[0])
             self.hold_counts(policy, recording)
             why = f"a forward changes {shown}, and the next call's result depends on it"
-            raise CloseModule(path, f"{why}; give it to the call as a tensor, one that counts calls too")
+            remedy = "give it to the call as a tensor, one that counts calls too"
+            if attribute in ("_forward_hooks", "_forward_pre_hooks"):
+                remedy = "where the first call alone does, call it once before the capture"
+            raise CloseModule(path, f"{why}; {remedy}")
         if not self.forgets_weights(training):
             why = f"a forward keeps in {shown} what it makes of weights, whatever becomes of them"
             raise CloseModule(
@@ -110,7 +114,8 @@ class Repeats:
         """The attributes of open modules that a call leaves otherwise, and sets before it reads them."""
         self.snapshot.start(training)
         self.run(training)
-        places = {(p, a) for p, a in self.snapshot.changes() if p == "" or not policy.is_inside_leaf(p)}
+        changed = ((p, a) for p, a in self.snapshot.changes() if a != "_buffers")
+        places = {(p, a) for p, a in changed if p == "" or not policy.is_inside_leaf(p)}
         if not places:
             return frozenset()
         self.snapshot.start(training)
@@ -315,6 +320,14 @@ class Repeats:
                 vars(self.model.get_submodule(path))[name] = _copied(value)
             return flatten(self.run(training))[0]
         return None
+
+
+def _replaces(name: str) -> CloseModule:
+    return CloseModule(
+        name.rpartition(".")[0],
+        f"a forward replaces the buffer {name} by another tensor, where a stage would keep the old one; "
+        f"{name}.copy_(...) writes to it",
+    )
 
 
 def _dotted(path: str, name: str) -> str:

@@ -188,7 +188,9 @@ class Runs:
         if recording.keeps:
             self.look_again(attempt, recording)
         if is_changed:
-            recording.set_first = self.repeats.set_first(attempt.policy, recording.training)
+            taken = {c.target for call in recording.calls for c in call.inputs if c.op == "get_attr"}
+            rebuilt = {(p, n) for p, _, n in (b.rpartition(".") for b in recording.rebuilt - taken)}
+            recording.set_first = self.repeats.set_first(attempt.policy, recording.training) | rebuilt
             names = self.repeats.carried(attempt.policy, recording.training)
             recording.carried = frozenset((recording.training, name) for name in names)
         return recording

@@ -131,7 +131,7 @@ def _of_modules(
         values = functools.partial(_attribute_values, held, without)
         yield Reader(f"the attributes of {shown}", values, module=module, filled=without)
         yield Reader(f"the hooks of {shown}", functools.partial(_values_in, held, HOOKS))
-        yield Reader(f"what {shown} holds", functools.partial(_values_in, held, _HELD), Kind.WEIGHTS)
+        yield Reader(f"what {shown} holds", functools.partial(_registered_in, held, without), Kind.WEIGHTS)
     layers = functools.partial(_at, _places(model, taken))
     yield Reader("what its own code takes of layers", layers, Kind.WEIGHTS)
     yield Reader("dtype or requires_grad of a parameter", functools.partial(_kinds, model))
@@ -166,6 +166,14 @@ def _attribute_values(held: Mapping[str, Any], without: frozenset[str]) -> tuple
 
 def _values_in(held: Mapping[str, Mapping[Any, Any]], names: Iterable[str]) -> tuple[Any, ...]:
     return tuple([v for k in names for v in held[k].values()])
+
+
+def _registered_in(held: Mapping[str, Mapping[Any, Any]], without: frozenset[str]) -> tuple[Any, ...]:
+    """The parameters, buffers and modules of a module, but for buffers ``without`` which it is read."""
+    if without.isdisjoint(held["_buffers"]):
+        return _values_in(held, _HELD)
+    buffers = (v for name, v in held["_buffers"].items() if name not in without)
+    return *held["_parameters"].values(), *buffers, *held["_modules"].values()
 
 
 def _kinds(model: nn.Module) -> tuple[Any, ...]:

@@ -140,13 +140,13 @@ class Snapshot:
             out += [(path, k) for k in before.differing(vars(module)) if k not in _INTERNAL]
         return out
 
-    def replaced(self, path: str) -> str:
-        """The first buffer of the module at ``path`` that is not the one it had."""
+    def replaced(self, path: str) -> list[str]:
+        """The buffers of the module at ``path`` that are not those it had."""
         held = next(held for p, _, held in self.modules if p == path)
         kept = ((v, then) for name, v, then in held.contents if name == "_buffers" and isinstance(v, dict))
         now, then = next(kept)
         names = [n for n in {**then, **now} if now.get(n) is not then.get(n)]
-        return ".".join([*filter(None, [path]), names[0]])
+        return [f"{path}.{name}".lstrip(".") for name in names]
 
     def made(self) -> Iterator[tuple[str, str, bool]]:
         """(module path, name, whether it is new) of each parameter, or module with some, that code put in."""
