@@ -683,6 +683,39 @@ def test_several_means_weigh_together_where_their_counts_agree(caplog):
     assert "counted differently" in caplog.text
 
 
+class WordsAndRows(nn.Module):
+    """A mean over the words that count beside one over rows, as in BERT's pretraining."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.words, self.rows = nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(4, 2)
+
+    def forward(self, x, labels, kinds):
+        h = torch.tanh(self.body(x))
+        of_words = F.cross_entropy(self.words(h).flatten(0, 1), labels.flatten())
+        return of_words + 0.5 * F.cross_entropy(self.rows(h[:, 0]), kinds)
+
+
+@pytest.mark.parametrize("counted", [(2, 2, 2, 2, 2, 2, 2), (3, 1, 2, 2, 0, 1, 2)])
+def test_means_over_words_and_over_rows_are_those_of_the_batch(caplog, counted):
+    """Also where each row of the example has as many words that count."""
+    torch.manual_seed(0)
+    labels = torch.full((7, 3), 4).masked_fill(torch.arange(3) >= torch.tensor(counted)[:, None], -100)
+    model, x = WordsAndRows().double(), torch.randn(7, 3, 3, dtype=torch.float64)
+    kinds, others = torch.randint(2, (7,)), labels.roll(1, 0).index_fill(0, torch.tensor([0, 3]), 1)
+    with caplog.at_level(logging.WARNING, logger="autopipe"):
+        runtime = autopipe.split(model, 2, (x, labels, kinds), n_microbatches=3).runtime()
+        for words in (labels, others):
+            twin = copy.deepcopy(model)
+            loss = twin(x, words, kinds)
+            loss.backward()
+            model.zero_grad()
+            assert runtime.step(x, words, kinds).loss.item() == pytest.approx(loss.item(), rel=1e-12)
+            for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+                torch.testing.assert_close(p.grad, q.grad, rtol=1e-10, atol=1e-12)
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("reduction", ["none", "sum"])
 def test_reductions_by_the_models_own_code_are_those_of_the_batch(caplog, reduction):
     labels = torch.tensor([1, 2, 2, 3, 1, 0, 0, 3])

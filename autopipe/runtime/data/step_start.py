@@ -49,7 +49,7 @@ def beginning(capture: Capture, n_microbatches: int) -> Callable[[], object]:
 def _intake(capture: Capture, n_microbatches: int) -> Intake:
     """What takes batches in where the model is one stage in one process."""
     options = Options(n_microbatches=n_microbatches)
-    kinds = Kinds(capture, options, is_whole=False)
+    kinds = Kinds(capture, options, is_whole=bool(capture.variation.tail.ops))
     stage = Section("", 0, 0, tuple(op.name for op in capture.ops.inputs), (), is_last=True)
     assumptions = capture.assumptions
 

@@ -5,6 +5,7 @@ Whether a model's loss is one is left to ``mixing``, weighing microbatches by it
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = [
     "MODULES",
     "LabelsSeen",
     "can_be_counted",
+    "counted_apart",
     "label_options",
     "share_of",
     "weight_of_labels",
@@ -60,6 +62,28 @@ def can_be_counted(model: nn.Module, options: Mapping[str, Any]) -> bool:
     held = {name for found in (model.named_parameters, model.named_buffers) for name, _ in found()}
     made = _behind(weight)
     return not any(c.op == "call_module" or (c.op == "get_attr" and c.target in held) for c in made)
+
+
+def counted_apart(model: nn.Module, calls: Iterable[Call], shapes: Mapping[int, Any]) -> tuple[str, ...]:
+    """Names of the means over labels that a loss has of several kinds; none where it has them of one.
+
+    Such are words and rows, as in a masked-token and a next-sentence loss: labels of other ``shapes``, by
+    call, that are made of other inputs. What share of them a microbatch has is then seldom the same.
+    """
+    kinds: dict[Any, set[Call]] = {}
+    names = []
+    for call in calls:
+        options = label_options(model, call)
+        target = options and options["target"]
+        if options is None or options["reduction"] != "mean" or not isinstance(target, Call):
+            continue
+        names.append(call.name)
+        kinds.setdefault(shapes.get(id(target)), set()).update(
+            c for c in _behind(target) if c.op == "placeholder"
+        )
+    given = [inputs for inputs in kinds.values() if inputs]
+    is_apart = any(a.isdisjoint(b) for a, b in itertools.combinations(given, 2))
+    return tuple(names) if is_apart else ()
 
 
 def weight_of_labels(target: Any, ignore_index: int, weight: Tensor | None, **_: Any) -> float | Tensor:

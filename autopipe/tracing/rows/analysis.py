@@ -14,6 +14,7 @@ import torch
 
 from ...graph import batch_dim
 from ..calls.call import Call, Depends, Recording
+from ..calls.labels import counted_apart
 from ..inputs.packing import apart
 from ..runs.session import Session
 from ..sizes.dims import axis_of
@@ -35,6 +36,7 @@ Chosen = Callable[[Mapping[str, torch.Tensor]], int | None]
 
 _DENSE = torch.strided, torch.jagged
 _OF_INPUTS = Depends.INPUT | Depends.SHAPE
+_COUNTED_APART = "its loss averages over labels of several kinds, of which microbatches have other shares"
 
 
 def with_rows_of_the_example(
@@ -67,7 +69,10 @@ def with_rows_of_the_example(
             return Tail(obstacle="gradients ahead of what follows hang on all rows")
         return tail
 
-    tail, is_refused = tail_from(()), found.points
+    counted = counted_apart(session.model, forms[False].calls, variation.shapes)
+    tail, is_refused = tail_from(counted), found.points
+    if counted and tail.ops and not found.always:
+        found = dataclasses.replace(found, always=_COUNTED_APART)
     is_refused |= bool(found.always and not tail.ops)
     if own is not None and not is_refused and (known is None or found.gathered):
         mixed = _in_backward(session, forms[True], given, loose, own, tail)
