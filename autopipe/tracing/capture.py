@@ -113,6 +113,8 @@ def _capture(
             return _on_few_rows(model, args, kwargs, policy, dynamic, known, at, kin)
         except HoldNumbers as found:
             kwargs = counted(kwargs, found.numbers)
+            owners = {name.rpartition(".")[0] for name in found.numbers}
+            policy = policy.with_opened(path for path in owners if path and policy.is_inside_leaf(path))
         except CaptureError as error:
             if refusal is None and (others := as_floats(kwargs)) is not None:
                 kwargs, refusal = others, error

@@ -97,7 +97,30 @@ class OfParts(nn.Module):
         return x.square().mean()
 
 
-MODELS = {cls.__name__: cls for cls in (Unread, EveryOther, Warming, Seeing, OfParts)}
+class Ticking(nn.Module):
+    """A layer that only counts, and goes by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n += 1
+        return x * (1 + self.n / 8)
+
+
+class OfALayer(Counting):
+    """A layer counts that would else stay whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tick = Ticking()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.tick(x)).square().mean()
+
+
+MODELS = {cls.__name__: cls for cls in (Unread, EveryOther, Warming, Seeing, OfParts, OfALayer)}
 
 
 def model_and_twin(name: str) -> tuple[nn.Module, nn.Module]:

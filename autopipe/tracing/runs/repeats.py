@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...errors import CaptureError
 from ..calls.call import Recording
@@ -98,6 +98,8 @@ class Repeats:
             self.hold_counts(policy, recording)
             why = f"a forward changes {shown}, and the next call's result depends on it"
             remedy = "give it to the call as a tensor, one that counts calls too"
+            if changed and isinstance(self._held(path, attribute), Tensor):
+                remedy = "make it a buffer, which stages write to (register_buffer)"
             if attribute in ("_forward_hooks", "_forward_pre_hooks"):
                 remedy = "where the first call alone does, call it once before the capture"
             raise CloseModule(path, f"{why}; {remedy}")
@@ -109,6 +111,14 @@ class Repeats:
         if not is_settled:
             self.check_counts(policy, recording, is_met)
         return True
+
+    def counting_leaves(self, policy: Policy, training: bool) -> list[str]:
+        """The leaves with numbers in attributes that a call leaves otherwise, and the next call goes by."""
+        paths = {p for p, a in self.snapshot.changes() if is_number(self._held(p, a))}
+        inside = sorted(p for p in paths if policy.is_inside_leaf(p))
+        if not inside or self.is_repeated(training, None)[0]:
+            return []
+        return [*dict.fromkeys(_leaf_around(p, policy) for p in inside)]
 
     def set_first(self, policy: Policy, training: bool) -> frozenset[Place]:
         """The attributes of open modules that a call leaves otherwise, and sets before it reads them."""
@@ -328,6 +338,12 @@ def _replaces(name: str) -> CloseModule:
         f"a forward replaces the buffer {name} by another tensor, where a stage would keep the old one; "
         f"{name}.copy_(...) writes to it",
     )
+
+
+def _leaf_around(path: str, policy: Policy) -> str:
+    while policy.is_inside_leaf(parent := path.rpartition(".")[0]) and parent:
+        path = parent
+    return path
 
 
 def _dotted(path: str, name: str) -> str:

@@ -174,8 +174,18 @@ class Runs:
             answer = self.answers[training] if is_natural else None
             is_changed = self.repeats.check_state(attempt.policy, recording, answer)
             recording.goes_by_mode |= is_changed
+            if is_natural:
+                self.open_counting(attempt, training)
             return self.looked_at(recording, attempt, is_changed) if is_natural else recording
         raise AssertionError("a watched recording suspects nothing")
+
+    def open_counting(self, attempt: Attempt, training: bool) -> None:
+        """Raise :class:`OpenLeaf` for a leaf that counts its calls and goes by it: once a step, then."""
+        if self.device.type == "meta" or self.snapshot.is_unchanged:
+            return
+        for path in self.repeats.counting_leaves(attempt.policy, training):
+            if attempt.policy.is_openable(path) and (path, False) not in attempt.tried:
+                raise OpenLeaf(path, f"{path} counts its calls, and goes by it")
 
     def take(self, shifted: Recording, attempt: Attempt) -> Recording:
         """A recording just made with shifted numbers that is as it would be without, looked at as others."""
