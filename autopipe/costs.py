@@ -135,7 +135,8 @@ class CostTable(Shown):
     residual: whole-model time over the sum of the op costs, minus one, before calibration; None if not run.
     optimizer_s_per_byte, optimizer_s_per_tensor: seconds of the optimizer step, for each byte of the
         parameters and beside that for each parameter, however small.
-    start_s: seconds of the host before a step's first action, in which its batch is taken in.
+    start_s: seconds that a step's beginning takes: the host takes its batch in, and the first microbatches
+        find nothing of theirs in any cache and gradients yet to be made.
     jitter_s: how unlike the times are that the same work takes: their variance, in square seconds for each
         second of it.
     versions: torch and library versions the figures depend on.

@@ -25,11 +25,13 @@ from .account import Kernels
 from .clock import Busy, Stopwatch, spread
 from .replay import Piece, Replay, Tape
 from .samples import Samples
+from .stepping import passed_between
 from .survey import Account, Survey, saved_values
 
-__all__ = ["ALONE", "CPU", "Passes"]
+__all__ = ["ALONE", "CPU", "FIRST", "Passes"]
 
 ALONE = " alone"
+FIRST = " first"
 HOST = " host"
 CPU = "CPU"
 _LAUNCH_BOUND = 0.9
@@ -49,6 +51,8 @@ _GUESS_THERE = 3e14, 2e12
 _UNDISTURBED = 0.97
 """Share of its wall time that a pass must have had a CPU for, or others are in its figures."""
 _MOST_DISTURBED = 20
+_N_FIRST = 3
+"""Passes from a step's beginning on, of which the last takes as long as those after it."""
 _NEXT_TO_EVERY = 10
 """Of so many pairs of passes, alone and beside peers, one may tell otherwise."""
 
@@ -130,6 +134,17 @@ class Passes:
                 self.samples.add("", f"{part}{beside}{HOST}", self.host_s[part])
         if keep:
             self.samples.add("", f"{CPU}{beside}", self.cpu_s)
+
+    def first(self, touched_bytes: int) -> None:
+        """The first passes of a step: gradients are yet to be made, and no cache holds anything of theirs.
+
+        ``touched_bytes`` of others passed through the caches before, as in an optimizer's step.
+        """
+        passed_between(touched_bytes, self.replay.device).add_(1)
+        for parameter in self.replay.parameters:
+            parameter.grad = None
+        for _ in range(_N_FIRST):
+            self.whole(beside=FIRST)
 
     def _undisturbed(self, run: Callable[[], None]) -> dict[Any, float]:
         """Runs a pass and reads the watch; again, a few times, where the CPU was taken away meanwhile.
@@ -245,6 +260,13 @@ class Passes:
         """How much longer the whole took than the sum of its ops, relative; None if it was not run."""
         pieces, whole = sum(map(self.pieces_s, "FB")), sum(self.samples.median("", p) for p in "FB")
         return whole / pieces - 1 if whole and pieces else None
+
+    @property
+    def first_longer(self) -> float:
+        """By what share of a pass the first ones of a step take longer than others, all together."""
+        took = [f + b for f, b in zip(*(self.samples.of("", part + FIRST) for part in "FB"), strict=True)]
+        steps = [took[i : i + _N_FIRST] for i in range(0, len(took), _N_FIRST)]
+        return max(0.0, statistics.median(sum(s) / s[-1] - _N_FIRST for s in steps)) if steps else 0.0
 
     @property
     def alone(self) -> float:

@@ -23,7 +23,7 @@ from .clock import device_name, device_settings
 from .devices import described
 from .efficiency import fit
 from .estimate import estimate
-from .passes import ALONE, Passes
+from .passes import ALONE, FIRST, Passes
 from .replay import Replay
 from .samples import Samples
 from .standins import stand_ins
@@ -113,6 +113,8 @@ def profile(
         try:
             with busy(functools.partial(passes.whole, keep=False), n_peers, device) as peers:
                 _run(passes, peers, min_passes, max_passes, min_s, progress)
+                if not passes.is_async and not samples.of("", f"F{FIRST}"):
+                    _begin_steps(passes, touched_bytes, min_s)
             if not samples.of("", "optimizer of one"):
                 found = optimizer_cost(optimizer, replay.parameters, device, touched_bytes, n_peers)
                 for part, value in zip(_OPTIMIZER, found, strict=True):
@@ -128,6 +130,7 @@ def profile(
         if not op.is_size and replay.has(op.name) and replay.ran(op.name) not in replay.failures
     }
     guessed, notes = _estimated(capture, replay, costs, surveyed, device)
+    microbatch_s = sum(cost.forward_s + cost.backward_s for cost in (*costs.values(), *guessed.values()))
     # what this form does not run is free, and says so
     rows = dict.fromkeys((op.name for op in capture.ops.compute if not op.is_size), OpCost())
     return CostTable(
@@ -140,7 +143,7 @@ def profile(
         optimizer_s_per_byte=samples.median("", _OPTIMIZER[0]),
         optimizer_s_per_tensor=samples.median("", _OPTIMIZER[1]),
         optimizer_workspace_bytes=round(samples.median("", _OPTIMIZER[2])),
-        start_s=samples.median("", _START),
+        start_s=samples.median("", _START) + passes.first_longer * microbatch_s,
         jitter_s=samples.jitter_s("", "FB"),
         versions={"torch": torch.__version__},
         notes=(*samples.notes, *passes.notes, *surveyed.notes, *notes, *(_COMPILED if compiled else ())),
@@ -150,6 +153,8 @@ def profile(
 
 _OPTIMIZER = ("optimizer of a byte", "optimizer of one", "optimizer bytes")
 _START = "beginning"
+_MOST_BEGUN, _BEGUN_SHARE = 9, 0.25
+"""How many beginnings of a step are run at most, and the share of ``min_s`` after which no more are."""
 _COMPILED = ("seconds are those of compiled leaf modules; bytes and FLOPs those of the code as written",)
 
 
@@ -203,6 +208,15 @@ def _run(
             if i + 1 >= min_passes and time.perf_counter() - start > min_s:
                 bar.total = i + 1
                 break
+
+
+def _begin_steps(passes: Passes, touched_bytes: int, min_s: float) -> None:
+    """Run the first passes of a step, again and again for a part of the time that passes may take."""
+    start = time.perf_counter()
+    for _ in range(_MOST_BEGUN):
+        passes.first(touched_bytes)
+        if time.perf_counter() - start > _BEGUN_SHARE * min_s:
+            break
 
 
 def _store(store: Store | str | os.PathLike[str] | None) -> Store | None:

@@ -17,7 +17,7 @@ from .account import Counter
 from .busy_cores import busy
 from .clock import Stopwatch
 
-__all__ = ["beginning_s", "optimizer_cost"]
+__all__ = ["beginning_s", "optimizer_cost", "passed_between"]
 
 _SAMPLE_BYTES = 1 << 26
 """Parameters that are stepped: enough to be out of any cache with their gradients and moments."""
@@ -28,7 +28,7 @@ _N_SMALL = 24
 _ROUNDS = 9
 
 
-def _between(touched_bytes: int, device: torch.device) -> Tensor:
+def passed_between(touched_bytes: int, device: torch.device) -> Tensor:
     """What stands for all that a step touches; to write to it evicts what is timed next."""
     least, most = _EVICTED_BYTES
     return torch.zeros(min(max(least, touched_bytes), most), dtype=torch.uint8, device=device)
@@ -36,7 +36,7 @@ def _between(touched_bytes: int, device: torch.device) -> Tensor:
 
 def beginning_s(begin: Callable[[], object], touched_bytes: int) -> float:
     """Seconds of what a step begins with, after ``touched_bytes`` of others passed through the caches."""
-    other = _between(touched_bytes, torch.device("cpu"))
+    other = passed_between(touched_bytes, torch.device("cpu"))
     found = []
     for _ in range(_ROUNDS):
         other.add_(1)
@@ -68,7 +68,7 @@ def optimizer_cost(
     if not chosen:
         return 0.0, 0.0, 0
     small = [torch.zeros(1, dtype=chosen[0].dtype, device=device)] * _N_SMALL
-    other = _between(touched_bytes, device)
+    other = passed_between(touched_bytes, device)
     of_one = _Stepped(optimizer, small, device).seconds(other) / _N_SMALL
     every = _Stepped(optimizer, chosen, device)
     with busy(every.step, n_peers, device):

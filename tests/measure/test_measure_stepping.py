@@ -10,7 +10,7 @@ from measure_models import Stack, captured
 from torch import nn
 
 from autopipe.measure import Store, profile, profiler, stepping
-from autopipe.measure.passes import ALONE, CPU, Passes
+from autopipe.measure.passes import ALONE, CPU, FIRST, Passes
 from autopipe.measure.samples import Samples
 from autopipe.measure.stepping import beginning_s, optimizer_cost
 
@@ -79,6 +79,48 @@ def test_a_steps_beginning_is_priced_once(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not looked
     begun = profile(capture, store=Store(tmp_path / "other"), begin=lambda: time.sleep(0.02), **QUICK)
     assert begun.start_s >= 0.02
+
+
+def test_first_microbatches_make_their_gradients_and_are_paid_for_once_a_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    capture = captured(Stack(2), torch.randn(4, 16))
+    whole, made = Passes._whole, []
+
+    def slowly(passes):
+        is_first = all(p.grad is None for p in passes.replay.parameters)
+        made.append(is_first)
+        whole(passes)
+        with passes.watch("B"):
+            time.sleep(0.06 if is_first else 0.02)
+
+    monkeypatch.setattr(Passes, "_whole", slowly)
+    kept = profile(capture, store=Store(tmp_path), **QUICK)
+    assert made.count(True) == 1
+    assert made[-3:] == [True, False, False]
+    begun_s = profile(capture, begin=lambda: None, store=Store(tmp_path), **QUICK).start_s
+    assert begun_s == kept.start_s  # nothing is measured again
+    share = 0.04 / 0.02
+    microbatch_s = sum(c.forward_s + c.backward_s for c in kept.costs.values())
+    assert kept.start_s == pytest.approx(share * microbatch_s, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("took_s", "longer"),
+    [
+        ([], 0.0),
+        ([3.0, 2.0, 2.0], 0.5),
+        ([3.0, 2.0, 2.0, 5.0, 2.0, 2.0, 2.0, 2.0, 2.0], 0.5),
+        ([1.0, 1.0, 2.0], 0.0),
+    ],
+)
+def test_by_how_much_first_microbatches_take_longer(took_s: list[float], longer: float) -> None:
+    passes = Passes.__new__(Passes)
+    passes.samples = Samples({}, "model")
+    for seconds in took_s:
+        for part in "FB":
+            passes.samples.add("", part + FIRST, seconds / 2)
+    assert passes.first_longer == pytest.approx(longer)
 
 
 def test_a_mean_takes_the_highest_tenth_for_what_is_next_below() -> None:
