@@ -119,18 +119,31 @@ class Executor:
         self._ways: dict[tuple[type, Edge], Values | Gradients] = {}
 
     def compile(self, program: Program) -> Line:
-        """A program as plain calls, with a wait for each message an action needs in front of it."""
+        """A program as plain calls, with a wait for each message an action needs in front of it.
+
+        Between hosts' processors what comes next from a rank is asked for as soon as what came before it is
+        here: in the same order, so what crosses stays as the schedule has it.
+        """
         calls: list[Call] = []
+        taken: dict[int, int] = {}
+        ahead: dict[int, Call] = {}
         for step in program:
             if step.action is not None:
-                calls += self._waits(step.action)
+                for call in self._waits(step.action):
+                    taken[call[1][1]] = len(calls)
+                    calls.append(call)
                 calls.append((self._act(step.action), (step.action, -1), step.action))
             elif step.gather is not None:
                 replicas, is_end = self._workers[step.gather.stage].replicas, step.gather.is_end
                 calls.append((replicas.let_go if is_end else replicas.gather, (step, -1), None))
             else:
                 is_send = step.kind == "send"
-                calls.append((self._move(step), (step, step.peer), step if is_send else None))
+                if not is_send and self._channel is not None and self._channel.is_of_hosts:
+                    place = taken.pop(step.peer, None)
+                    if place is not None:
+                        ahead[place] = self._move(step, "recv_ahead"), (step, -1), None
+                calls.append((self._move(step, step.kind), (step, step.peer), step if is_send else None))
+        calls = [c for i, call in enumerate(calls) for c in ((call, ahead[i]) if i in ahead else (call,))]
         return Line(*map(tuple, zip(*calls, strict=True))) if calls else Line((), (), ())
 
     def _act(self, action: Action) -> Callable[[], None]:
@@ -160,7 +173,8 @@ class Executor:
             self._ways[key] = kind(self._channel, edge, self._placement[other])
         return cast(W, self._ways[key])
 
-    def _move(self, step: ProgramStep) -> Callable[[], None]:
+    def _move(self, step: ProgramStep, how: str) -> Callable[[], None]:
+        """What a step that moves a message calls of its way: ``send``, ``recv`` or ``recv_ahead``."""
         message = step.message
         assert message is not None
         ends = message.source, message.destination
@@ -170,7 +184,7 @@ class Executor:
             if message.kind == "F"
             else self._way(Gradients, self._edges[ends[::-1]], other)
         )
-        return functools.partial(way.send if step.kind == "send" else way.recv, message.microbatch)
+        return functools.partial(getattr(way, how), message.microbatch)
 
     def run(self, line: Line, clock: Clock) -> None:
         """Make the calls of a program. Raises :class:`StepError` naming stage, microbatch and action."""

@@ -143,7 +143,8 @@ class Announcement:
     """What a message holds: the form of each tensor; and the frame.
 
     For gradients ``present`` says which of the edge's differentiable tensors got one. ``is_bare``: on the
-    wire are its tensors as they are. ``is_direct``: all of it is carried by a link where ranks have one.
+    wire are its tensors as they are. ``is_direct``: all of it is carried by a link where ranks have one;
+    ``is_by_group``: none of it ever is.
     """
 
     tensors: tuple[Form, ...]
@@ -172,6 +173,7 @@ class Announcement:
             "is_bare": not packed and 0 not in sizes and not any(form.order for form in self.tensors),
             "on_wire": on_wire,
             "is_direct": all(form.is_cpu and form.n_bytes < DIRECT_BYTES for form in on_wire),
+            "is_by_group": not any(form.is_cpu and form.n_bytes < DIRECT_BYTES for form in on_wire),
             "packed": tuple((i, a, a + sizes[i]) for i, a in zip(packed, starts, strict=False)),
             "pack": pack,
         }
@@ -182,6 +184,7 @@ class Announcement:
     flags: tuple[bool, ...] = dataclasses.field(default=(), init=False, compare=False)
     is_bare: bool = dataclasses.field(default=False, init=False, compare=False)
     is_direct: bool = dataclasses.field(default=False, init=False, compare=False)
+    is_by_group: bool = dataclasses.field(default=False, init=False, compare=False)
     alone: tuple[int, ...] = dataclasses.field(default=(), init=False, compare=False)
     packed: tuple[tuple[int, int, int], ...] = dataclasses.field(default=(), init=False, compare=False)
     pack: Form = dataclasses.field(default=NOTHING, init=False, compare=False)

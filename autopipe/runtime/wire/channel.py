@@ -28,17 +28,19 @@ __all__ = ["Channel", "Gradients", "Values"]
 LAG = 2
 """Messages to one peer under way before the oldest is waited for: by the host, on an accelerator by its
 stream, which may then use that message's memory again."""
+AHEAD_BYTES = 1 << 20
+"""The largest message that is received ahead: what it takes more of memory for that is no part of a plan."""
 
 
 class Channel:
     """One rank's end of all its connections; what goes over it goes by :class:`Values` or :class:`Gradients`.
 
     ``signatures`` (set per step) are what shapes depend on, one per microbatch. ``groups`` carry
-    tensors: those of the pipeline's device, and those in the host's memory.
+    tensors: those of the pipeline's device, and those in the host's memory. ``is_of_hosts``: these are one.
     """
 
     def __init__(self, peers: Peers, device: torch.device) -> None:
-        self.peers, self.device = peers, device
+        self.peers, self.device, self.is_of_hosts = peers, device, not accelerator.is_async(device)
         self.groups = peers.group, peers.control if accelerator.is_async(device) else peers.group
         self._leaving: list[collections.deque[list[tuple[Any, Tensor]]]] = [
             collections.deque() for _ in range(peers.n_ranks)
@@ -90,10 +92,23 @@ class _Way:
         for tensor in laid:
             link.send(tensor)
 
+    def recv_ahead(self, m: int) -> None:
+        """Start receiving what there is of microbatch ``m``, if that is known and waits for nothing.
+
+        Right after a send gloo's own thread is at work, and holds a lock that a receive asks for: where that
+        thread is taken off its core meanwhile, the rank stands still for as long.
+        """
+        known = self._book.settled.get(self._channel.signatures[m])
+        if known is not None and known.is_by_group and known.n_bytes <= AHEAD_BYTES:
+            self._receive(m, known)
+
     def recv(self, m: int) -> None:
-        """Start receiving what there is of microbatch ``m``."""
+        """Start receiving what there is of microbatch ``m``, unless that has begun."""
+        if m not in self._arriving:
+            self._receive(m, self._book.settled.get(self._channel.signatures[m]) or self._learn(m))
+
+    def _receive(self, m: int, announced: Announcement) -> None:
         channel, link = self._channel, self._link
-        announced = self._book.settled.get(channel.signatures[m]) or self._learn(m)
         molds = announced.known_molds or announced.molds(channel.device)
         under_way: Any = 0
         if link is None or not announced.is_direct:
