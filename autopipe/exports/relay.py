@@ -163,9 +163,15 @@ def relays(
     """The stages as a chain, which one microbatch of ``args`` and ``kwargs`` is run through once.
 
     Parameters, buffers, gradients and random numbers are left as they were. Raises :class:`InputError` for a
-    parameter of several stages, whose gradients a chain would not sum.
+    parameter of several stages, whose gradients a chain would not sum, and for a number that calls count
+    with, which a chain would not set.
     """
     _check_ties(stages)
+    if counts := capture.inputs.counts:
+        raise InputError(
+            f"{capture.ops.model} counts with {', '.join(f'self.{n}' for n in counts)} at each call, which "
+            "stages of torch's do not set; train with pipe.runtime(), or count in a buffer"
+        )
     names = _crossing(stages, capture.has_questions)
     made: list[Relay] = []
     examples: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []

@@ -19,6 +19,7 @@ from ..arguments import number, whole
 from ..errors import AutopipeError, InputError, ModelError, VerificationError
 from ..tracing import preserved
 from ..tracing.inputs.caches import switched_off
+from ..tracing.inputs.held_numbers import divided
 from ..tracing.inputs.structure import flatten, unflatten
 from .build import renewed
 from .gradients import making
@@ -101,6 +102,7 @@ def verify(
             "real device, a smaller one of the same code perhaps"
         )
     args, kwargs = capture.arguments(args, kwargs)
+    kwargs, _ = divided(kwargs)  # numbers in attributes are there for the model and the stages alike
 
     def ours(*args: Any, **kwargs: Any) -> Any:
         leaves = run_stages(capture, stages, args, kwargs)

@@ -6,7 +6,9 @@ from counting_models import MODELS, batch, check_steps, counts, model_and_twin
 from torch import nn
 
 import autopipe
-from autopipe.errors import CaptureError
+from autopipe.errors import CaptureError, InputError
+from autopipe.exports.relay import relays
+from autopipe.tracing import capture
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -20,6 +22,27 @@ def test_a_step_counts_once(name, n_stages, n_microbatches, caplog):
         torch.testing.assert_close(pipe(batch(seed)), twin(batch(seed)))
     assert counts(model) == counts(twin)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_stages_that_count_are_verified(name):
+    model, twin = model_and_twin(name)
+    pipe = autopipe.split(model, 2, (batch(0),), n_microbatches=2, costs="estimated")
+    assert pipe.verify()
+    assert counts(model) == counts(twin)
+
+
+def test_a_model_without_weights_counts():
+    with torch.device("meta"):
+        model, x = MODELS["Warming"](), torch.empty(8, 4)
+    assert {*capture(model, (x,)).inputs.held} == {"step", "beta"}
+
+
+def test_stages_of_torch_do_not_count():
+    model, _ = model_and_twin("EveryOther")
+    pipe = autopipe.split(model, 2, (batch(0),), costs="estimated")
+    with pytest.raises(InputError, match=r"self\.total_it"):
+        relays(pipe.graph, pipe.stages, *pipe.graph.example)
 
 
 class OfData(nn.Module):

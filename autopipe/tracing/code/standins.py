@@ -78,7 +78,9 @@ class _Double:
         for kind, names in before.items():
             changed += [k for k, v in dict.items(vars(made)[kind]) if v is not names.get(k)]
         if changed:
-            raise ValueError(f"it sets the attribute {changed[0]}")
+            raise ValueError(
+                f"it sets the attribute {changed[0]}; keep what it sets there in a buffer, as a tensor"
+            )
 
 
 class _Telling:

@@ -43,7 +43,7 @@ class Repeats:
     """Calls one after another; open code reads the attributes ``of_leaves``, by path and name.
 
     What is in attributes of other than the ``names_read`` is for people alone. The numbers that attributes
-    have ``held``, by dotted path, are inputs of each call, and ``holds`` says whether more may be.
+    have ``held``, by dotted path, are inputs of each call.
     """
 
     def __init__(
@@ -54,11 +54,9 @@ class Repeats:
         of_leaves: Set[tuple[str, str]],
         names_read: NamesRead,
         held: Collection[str] = (),
-        *,
-        holds: bool = True,
     ) -> None:
         self.model, self.snapshot, self.run, self.of_leaves = model, snapshot, run, of_leaves
-        self.names_read, self.held, self.holds = names_read, held, holds
+        self.names_read, self.held = names_read, held
 
     def check_state(self, policy: Policy, recording: Recording, answer: Sequence[Any] | None = None) -> bool:
         """Python state that an open module changes must not matter to the next call; whether it changes any.
@@ -186,8 +184,6 @@ class Repeats:
         Where they are not ``read``, those that are others after each. Raises :class:`HoldNumbers` where there
         are any.
         """
-        if not self.holds:
-            return
         self.snapshot.start(recording.training)
         names = {
             _dotted(path, name)

@@ -136,10 +136,7 @@ class Runs:
         self.spells_mode = functools.cache(attributes.spells_mode)
         self.names_read = NamesRead(model)
         self.memos = Memos(model, [cls for _, _, cls in snapshot.reached.classes])
-        is_run = self.device.type != "meta"
-        self.repeats = Repeats(
-            model, snapshot, self.run, self.of_leaves, self.names_read, divided(kwargs)[1], holds=is_run
-        )
+        self.repeats = Repeats(model, snapshot, self.run, self.of_leaves, self.names_read, divided(kwargs)[1])
         self.route = Route()
         self.is_apart = False
         self.answers: dict[bool, Sequence[Any]] = {}
