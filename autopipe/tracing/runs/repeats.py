@@ -26,6 +26,7 @@ from ..inputs.structure import flatten
 from ..state.example_data import are_close, doubled, other_data
 from ..state.quick_check import Seen
 from ..state.state import LENGTH_OF, Snapshot, switch
+from ..values.tracked import plain
 
 __all__ = ["Repeats"]
 
@@ -76,7 +77,8 @@ class Repeats:
         beside = [(p, a) for p, a in self.snapshot.changed_beside() if is_met(p, a)]
         if not changed and not beside and (path := self.switched(policy, recording)) is not None:
             changed, answer = [(path, "training")], None
-        if any(is_number(self._held(p, a)) for p, a in self.snapshot.changes() if not self.is_read(p, a)):
+        unread = (self._held(p, a) for p, a in self.snapshot.changes() if not self.is_read(p, a))
+        if any(map(is_number, map(plain, unread))):
             self.hold_counts(policy, recording, read=False)
         if not changed and not beside:
             return False
