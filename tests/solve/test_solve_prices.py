@@ -258,6 +258,20 @@ def test_a_rank_that_is_short_whether_values_are_received_or_made_again_is_not_l
     assert problem.least(problem.loads(range(4))) >= HUGE
 
 
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+@pytest.mark.parametrize("limit_bytes", [19, 20])
+def test_a_stage_of_the_same_rank_makes_a_value_again_where_its_buffers_have_no_room(n_ranks, limit_bytes):
+    """Taken from a stage of its own rank, a value waits for no message, and has two buffers of 10 bytes."""
+    n_stages, is_short = 2 * n_ranks, limit_bytes < 20
+    items = tuple(Item((f"o{s}",), 100) for s in range(n_stages))
+    nets = (Net(0, (n_ranks,), 1, 1, "x", n_bytes=10, again_ns=30),)
+    stages = tuple(Stage(s % n_ranks, limit_bytes=limit_bytes) for s in range(n_stages))
+    problem = Problem(items, tuple(itertools.pairwise(range(n_stages))), nets, (), stages)
+    loads = problem.loads(range(n_stages))
+    assert loads[n_ranks].copies == ("x",) * is_short
+    assert problem.bottleneck(loads) == 200 + 30 * is_short == chain(problem).bottleneck_ns
+
+
 def test_a_tie_of_three_costs_more_than_one_of_two():
     share = Share((0, 1, 2), "w", sync_ns=10, more_ns=(15,))
     assert [share.price_ns(n) for n in (1, 2, 3, 4)] == [0, 10, 15, 15]

@@ -287,32 +287,30 @@ class Problem:
     def _transfer(
         self, n: int, source: int, touched: Sequence[int], tallies: list[Tally], crossings: list[Crossing]
     ) -> None:
-        net, here = self.nets[n], self.stages[source].rank
-        takers, may_choose, is_sent = [], net.again_ns >= 0, False
+        """What stages pay that take a value from another; those of its maker's rank wait for no message."""
+        net, here = self.nets[n], self.stages[source]
+        takers = []
         for s in touched:
             there = self.stages[s]
             tallies[s].saved_bytes += net.kept_bytes
-            if there.rank == here or not may_choose:
-                tallies[s].received_bytes += net.n_bytes
-                is_sent = True
-            if there.rank != here:
-                pair = net.prices_ns((self.stages[source].links[0], there.links[1]))
-                if self.pair_ns:
-                    pair = self.pair_ns[here, there.rank][n]
-                far = there.host != self.stages[source].host
-                takers.append(Taker(s, *pair, scaled(net.again_ns, there.speed), far))
-        tallies[source].sent_bytes += net.sent_bytes * is_sent
-        if takers and may_choose:
-            sent_bytes = 0 if is_sent else net.sent_bytes
-            crossings.append(Crossing(n, source, tuple(takers), net.n_bytes, sent_bytes, net.again_bytes))
-        elif takers:
-            sends = [taker.send_ns for taker in takers]
-            tallies[source].send_ns += max(sends) if self.sender_pays == "once" else sum(sends)
-            for taker in takers:
-                tallies[taker.stage].receive_ns += taker.receive_ns
-                if taker.is_far:
-                    tallies[source].wire_ns += taker.send_ns
-                    tallies[taker.stage].wire_ns += taker.receive_ns
+            pair = net.prices_ns((here.links[0], there.links[1]))
+            if there.rank == here.rank:
+                pair = 0, 0
+            elif self.pair_ns:
+                pair = self.pair_ns[here.rank, there.rank][n]
+            takers.append(Taker(s, *pair, scaled(net.again_ns, there.speed), there.host != here.host))
+        if net.again_ns >= 0:
+            crossings.append(Crossing(n, source, tuple(takers), net.n_bytes, net.sent_bytes, net.again_bytes))
+            return
+        sends = [taker.send_ns for taker in takers]
+        tallies[source].send_ns += max(sends) if self.sender_pays == "once" else sum(sends)
+        tallies[source].sent_bytes += net.sent_bytes
+        for taker in takers:
+            tallies[taker.stage].received_bytes += net.n_bytes
+            tallies[taker.stage].receive_ns += taker.receive_ns
+            if taker.is_far:
+                tallies[source].wire_ns += taker.send_ns
+                tallies[taker.stage].wire_ns += taker.receive_ns
 
     def _rank(self, rank: int, tallies: Sequence[Tally]) -> tuple[StageLoad, ...]:
         """The loads of a rank's stages; those recompute that let it fit at the least load."""
