@@ -171,7 +171,7 @@ def explain(
     shown = reasons if cut is None else reasons[cut : cut + 1]
     told: dict[str, Any] = {
         "cuts": list(shown),
-        "bounds": {**dataclasses.asdict(plan.bounds), "gap": plan.bounds.gap},
+        "bounds": {**dataclasses.asdict(plan.bounds), "gap": plan.bounds.gap, "step_gap": plan.step_gap},
     }
     lines = [f"{plan.model}: {certificate(plan)}", *shown]
     if graph is not None and costs is not None:

@@ -5,6 +5,7 @@ How a table prints is left to ``table``.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..plans import Plan, StagePlan
@@ -25,12 +26,13 @@ def _(plan: Plan) -> str:
 
 
 def certificate(plan: Plan) -> str:
-    """How good the cut is known to be, in a few words: of its bottleneck, which is not the whole step."""
-    if plan.bounds.proved:
-        return "bottleneck proved least"
-    if plan.bounds.bottleneck_lower_s <= 0:
-        return "no bound on the bottleneck"
-    return f"bottleneck within {percent(plan.bounds.gap)} of the least"
+    """How good a plan is known to be: of its step, which is minimised, and of its bottleneck."""
+    bottleneck = "proved least" if plan.bounds.proved else _within(plan.bounds.gap)
+    return f"step {_within(plan.step_gap)}, bottleneck {bottleneck}"
+
+
+def _within(gap: float) -> str:
+    return "without a bound" if math.isinf(gap) else f"within {percent(gap)} of the least"
 
 
 @tables.register

@@ -113,8 +113,8 @@ def _figures(
     ties = sum(t.mode == "sync" for t in plan.ties)
     note = f"{len(plan.boundaries)} values" + (f", {ties} tied summed" if ties else "")
     out.append(("sent per step", nbytes(sent * plan.n_microbatches), note))
-    gap = "unknown" if math.isinf(plan.bounds.gap) else percent(plan.bounds.gap)
-    out.append(("gap of the bottleneck", gap, certificate(plan)))
+    gap = "unknown" if math.isinf(plan.step_gap) else percent(plan.step_gap)
+    out.append(("gap of the step", gap, certificate(plan)))
     return out
 
 

@@ -101,6 +101,7 @@ def _figures(plan: Plan) -> tuple[tuple[str, float, str], ...]:
         ("stages", plan.n_stages, ""),
         ("ranks", plan.n_ranks, ""),
         ("microbatches", plan.n_microbatches, ""),
+        ("gap of the step", plan.step_gap, "share"),
         ("gap of the bottleneck", plan.bounds.gap, "share"),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -67,6 +68,12 @@ class Plan(Shown):
     @property
     def n_ranks(self) -> int:
         return self.cluster.n_ranks
+
+    @property
+    def step_gap(self) -> float:
+        """How far above its lower bound the predicted step may be, relative; infinite without a bound."""
+        least_s = self.bounds.step_lower_s
+        return self.step_s / least_s - 1 if least_s > 0 else math.inf
 
     @functools.cached_property
     def placement(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from autopipe.look import cut_reasons, gantt, memory, plan_memory, plan_tables, tables
 from autopipe.look.lanes import lanes
-from autopipe.plans import Candidate
+from autopipe.plans import Bounds, Candidate
 from autopipe.schedule import build
 from autopipe.simulator import Report, StageReport, simulate
 
@@ -68,9 +68,20 @@ def test_alternatives_are_compared_by_their_steps():
 def test_a_plan_as_text_has_each_stage_and_tie():
     text = str(PLAN)
     assert "4 stages on 4 ranks" in text
-    assert "bottleneck within 3.1% of the least" in text
+    assert f"step within {PLAN.step_gap:.1%} of the least, bottleneck within 3.1% of the least" in text
     assert "embed.weight, head.weight" in text.replace("model.", "")
     assert sum(line.strip().startswith(("0 ", "1 ", "2 ", "3 ")) for line in text.splitlines()) >= 4
+
+
+@pytest.mark.parametrize("least_s", [0.0, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize(("lower_s", "is_proved"), [(0.0, False), (0.8, False), (1.0, True)])
+def test_what_a_plan_is_known_to_be_names_the_step_and_its_gap_first(least_s, lower_s, is_proved):
+    bounds = Bounds(1.0, lower_s, least_s * PLAN.step_s, is_proved)
+    step, bottleneck = plan_tables.certificate(dataclasses.replace(PLAN, bounds=bounds)).split(", ")
+    within = f"within {1 / least_s - 1:.1%} of the least" if least_s else "without a bound"
+    assert step == f"step {within}"
+    assert bottleneck.startswith("bottleneck ")
+    assert ("proved" in bottleneck, "25.0%" in bottleneck) == (is_proved, lower_s == 0.8)
 
 
 def test_to_frame_sums_to_what_the_plan_says():
