@@ -151,7 +151,7 @@ def _problems(given: Asked) -> Iterator[Problem]:
 
 def _faults(given: Asked, plan: Plan, is_free: bool) -> Iterator[str]:
     bounds = plan.bounds
-    steps = [plan.step_s, *(c.step_s for c in plan.candidates if c.step_s)]
+    steps = [plan.step_s, *(c.step_s for c in plan.candidates if c.feasible)]
     if bounds.step_lower_s > min(steps) * (1 + 1e-9):
         yield f"{min(steps)} s are under the bound {bounds.step_lower_s} of a step"
     least = min((c.step_s for c in plan.candidates if c.feasible), default=plan.step_s)

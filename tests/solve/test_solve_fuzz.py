@@ -11,6 +11,7 @@ from language_model import cluster, costs, graph, made
 
 from autopipe.errors import InfeasibleError, UndecidedError
 from autopipe.hardware import Cluster, Link
+from autopipe.plans import Candidate
 from autopipe.schedule import build
 from autopipe.solve import Block, Item, Net, Problem, Stage, chain
 from autopipe.solve.definition.blocks import cheapest_blocks
@@ -171,3 +172,17 @@ def test_what_was_not_found_in_no_time_is_not_ruled_out():
     need = max(s.memory_bytes for s in made(schedule="interleaved", n_stages=6).stages)
     with contextlib.suppress(UndecidedError):
         made(schedule="interleaved", n_stages=6, memory_limit=2 * need, time_limit_s=0.0)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_bound_is_at_fault_over_steps_of_what_fits_alone(fits, monkeypatch):
+    """What a limit rules out may be faster than all that it leaves."""
+    from benchmarks.solver import drawn, fuzz
+
+    given = drawn.asked(random.Random(5))
+    plan = fuzz.solve(given.graph, given.costs, given.cluster, **given.options)
+    quick = Candidate("quick", plan.schedule, plan.n_stages, 1, plan.bounds.step_lower_s / 2, 0, fits)
+    plan = dataclasses.replace(plan, candidates=(*plan.candidates, quick))
+    monkeypatch.setattr(fuzz, "solve", lambda *_, **__: plan)
+    fault = fuzz.plan_fault(given)
+    assert (fault is not None and "are under the bound" in fault) is fits
