@@ -340,6 +340,41 @@ def doubled(method: Any) -> Any:
     return wrapper
 
 
+class Counts(Loud):
+    """Counts its positive rows, in its forward too, where what it does hangs on how many there are."""
+
+    def __call__(self, x: Tensor, times: int | None = None) -> Tensor:
+        times = int((x.sum(-1) > 0).sum()) if times is None else times
+        return super().__call__(x) * times
+
+    def forward(self, x: Tensor) -> Tensor:
+        positive = x[x.sum(-1) > 0]
+        return super().forward(x) * (2 if positive.size(0) >= 2 else 3)
+
+
+@trap(counts=lambda: nn.ModuleList([Counts(WIDTH, WIDTH), Loud(WIDTH, WIDTH)]))
+def call_and_forward_that_count(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.counts[1](self.counts[0](x)))
+
+
+@trap(counts=lambda: Counts(WIDTH, WIDTH))
+def call_and_forward_that_count_unless_told(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.counts(x, times=2) + self.counts(x))
+
+
+class Held:
+    """Leads to a layer, without being one."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+
+@trap(counts=lambda: Counts(WIDTH, WIDTH), held=lambda: nn.ModuleList([nn.Linear(WIDTH, WIDTH)]))
+def call_and_forward_that_count_beside_an_object(self: Any, x: Tensor) -> Tensor:
+    held = Held(self.held[0])
+    return self.run(self.counts(held.layer(x)) + held.layer(x))
+
+
 @trap()
 class Decorated(Net):
     """With decorated methods."""

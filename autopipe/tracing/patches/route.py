@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import nn
 
 from ...torch_private import CALL_HOOK
 from ..calls.functions import ExportFlags
+from ..code.leaves import calls_otherwise
 from ..record.recorder import Recorder
 
 __all__ = ["INHERITED", "Patch", "Route"]
@@ -106,23 +109,52 @@ class Route:
 class _Hooks:
     """Lets each module's calls take the route, by an attribute of its own.
 
-    To patch ``nn.Module`` itself would make Python forget what it knows of every class below it.
+    To patch ``nn.Module`` itself would make Python forget what it knows of every class below it. A class that
+    says itself what a call does is patched beside, as that is more than the attribute sees.
     """
 
     def __init__(self, route: Route, modules: Iterable[nn.Module]) -> None:
+        modules = [*modules]
         self.places = [
             (vars(m), {CALL_HOOK: vars(m)[CALL_HOOK]} if CALL_HOOK in vars(m) else {}, _routed(route, m))
             for m in modules
+        ]
+        callers = {_caller(type(m)): None for m in modules if calls_otherwise(m)}
+        calls = {c: vars(c)["__call__"] for c in callers}
+        self.callers = [
+            Patch(c, "__call__", call, _routed_call(route, c, call))
+            for c, call in calls.items()
+            if inspect.isfunction(call)
         ]
 
     def put_on(self) -> None:
         for attributes, _, hook in self.places:
             attributes[CALL_HOOK] = hook
+        for patch in self.callers:
+            patch.put_on()
 
     def put_back(self) -> None:
         for attributes, own, _ in self.places:
             attributes.pop(CALL_HOOK, None)
             attributes.update(own)
+        for patch in self.callers:
+            patch.put_back()
+
+
+def _caller(cls: type) -> type:
+    """The class, of those below ``cls``, whose ``__call__`` its instances have."""
+    return next(c for c in cls.__mro__ if "__call__" in vars(c))
+
+
+def _routed_call(route: Route, cls: type, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = route.active
+        if recorder is None or _caller(type(self)) is not cls:  # a call of super(): within the other's
+            return original(self, *args, **kwargs)
+        return recorder.module(self, functools.partial(original, self), args, kwargs, outermost=True)
+
+    return __call__
 
 
 def _routed(route: Route, module: nn.Module) -> Callable[..., Any]:

@@ -222,12 +222,25 @@ class Recorder(TorchFunctionMode):
 
     # ---------------------------------------------------------------- modules
 
-    def module(self, module: nn.Module, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A module is being called: as a leaf, or with its forward recorded in turn."""
+    def module(
+        self,
+        module: nn.Module,
+        original: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        *,
+        outermost: bool = False,
+    ) -> Any:
+        """A module is being called: as a leaf, or with its forward recorded in turn.
+
+        Where its class says itself what a call does, that is the ``outermost`` call, and nn.Module's own one
+        within is no leaf.
+        """
         path = self.at.modules.get(id(module))
         if path is None:
             return original(*args, **kwargs)
-        if self.at.stack and path and self.at.is_leaf(path) and not calls_otherwise(module):
+        is_all = outermost or not calls_otherwise(module)
+        if self.at.stack and path and is_all and self.at.is_leaf(path):
             inside = list(module.modules())
             if not self.is_swapped(inside):
                 has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in inside)
