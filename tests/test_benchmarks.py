@@ -19,6 +19,9 @@ from autopipe.tracing.referee import referee
 from autopipe.tracing.rows import mixing
 from autopipe.tracing.sizes import trials
 from benchmarks.capture import times
+from benchmarks.capture.libraries.training import steps
+from benchmarks.capture.libraries.walk import ASKED, outcome
+from benchmarks.capture.workers import OVER
 from benchmarks.costs.causes import CAUSES, Ran, causes
 from benchmarks.costs.table import table
 from benchmarks.kept.rank import PLACES
@@ -116,3 +119,45 @@ def test_the_table_says_to_which_side_predictions_lean():
     all_three = "steps 2 too short and 1 too long, -4.7% on average, 4.7% off, -7.0% at worst"
     assert f"All: {all_three}. Not disturbed: steps 1 too short and 1 too long, -3.5% on average" in told
     assert f"| **on average** |{' -0.7% (25.0%) |' * len(CAUSES)}" in told
+
+
+ALL_RIGHT = dict.fromkeys(ASKED, True)
+
+
+@pytest.mark.parametrize(
+    ("found", "became"),
+    [
+        (ALL_RIGHT, "right"),
+        ({**ALL_RIGHT, "died": "exit code 1"}, "right"),  # all had been asked
+        ({"parity": True, "died": f"{OVER} of 90 s"}, "late"),
+        ({"parity": True, "died": "exit code -11"}, "raw"),
+        ({"died": "exit code -11"}, "raw"),
+        ({**ALL_RIGHT, "steps": False, "steps_problem": "train: IndexError: out of range"}, "raw"),
+        ({**ALL_RIGHT, "steps": False, "steps_problem": "train: InputError: rows depend"}, "right"),
+        ({**ALL_RIGHT, "steps": False, "steps_problem": "eval: output loss: off by 1.0"}, "different"),
+        ({**ALL_RIGHT, "data": False, "data_problem": "eval: InputError: no"}, "refused"),
+    ],
+)
+def test_the_walk_calls_a_model_right_only_where_all_was_asked_and_right(found, became):
+    assert outcome(found) == became
+
+
+class Mean(nn.Module):
+    """Returns its loss as a tensor of one place."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, x):
+        return self.layers(x).mean().reshape(1)
+
+
+def test_the_walk_steps_on_a_loss_of_one_place_as_it_is():
+    def inputs(sizes):
+        torch.manual_seed(sizes.batch)
+        return (torch.randn(sizes.batch, 4),), {}
+
+    model = Mean()
+    pipe = autopipe.split(model, 2, (torch.randn(2, 4),), costs="estimated")
+    assert steps(model, pipe, inputs) == (True, "")

@@ -156,7 +156,7 @@ def try_autopipe(subject: Subject, report: Report) -> None:
 
 def n_blocks(model: nn.Module) -> int:
     """How many modules with parameters of their own the model has: what it can be cut into at most."""
-    return max(1, sum(any(True for _ in m.parameters(recurse=False)) for m in model.modules()))
+    return max(1, sum(any(p is not None for p in m._parameters.values()) for m in model.modules()))
 
 
 def compare(

@@ -17,7 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-__all__ = ["prepare", "run"]
+__all__ = ["OVER", "prepare", "run"]
+
+OVER = "over the limit"
+"""How ``died`` begins where time was over."""
 
 MEMORY_BYTES = 12 * 2**30
 """Address space of one process; a model that wants more fails alone."""
@@ -62,12 +65,12 @@ def run(
                     is_over = True
             elif time.monotonic() > deadline:
                 process.kill()
-                result["died"] = f"over the limit of {limit_s:g} s"
+                result["died"] = f"{OVER} of {limit_s:g} s"
                 is_over = True
             if is_over:
                 process.join()
                 if process.exitcode == -signal.SIGXCPU:
-                    result["died"] = f"over the limit of {limit_s:g} s"
+                    result["died"] = f"{OVER} of {limit_s:g} s"
                 if process.exitcode and "died" not in result:
                     result["died"] = f"exit code {process.exitcode}"
                 del active[receive]

@@ -26,7 +26,8 @@ Inputs = Callable[[Sizes], tuple[tuple[Any, ...], dict[str, Any]]]
 def steps(model: nn.Module, pipe: autopipe.Pipe, inputs: Inputs) -> tuple[bool | None, str]:
     """Whether two steps give the plain model's losses and gradients, and else what is wrong, in words.
 
-    Of a model that returns no loss, the mean square of its first output is one. The mode is training, but
+    Of a model that returns no scalar loss, its first output is one where it is a single number, and else the
+    mean square of that. The mode is training, but
     evaluation where the model draws there, since microbatches draw otherwise, or mixes rows there alone, as
     batch norm does, of which a step warns. None where the plain model does not run on these batches, gives
     other losses when it is asked again, or draws in evaluation too. Gradients of narrow types are rounded
@@ -76,7 +77,7 @@ def _plain(model: nn.Module, inputs: Inputs, first_seed: int = 0) -> tuple[bool,
         output = model(*args, **kwargs)
         loss = find_loss(output)
         is_own = loss is not None
-        loss = _mean_square(output) if loss is None else loss
+        loss = _made(output) if loss is None else loss
         loss.backward()
         observed.append(_observation(model, loss))
     return is_own, observed
@@ -84,7 +85,7 @@ def _plain(model: nn.Module, inputs: Inputs, first_seed: int = 0) -> tuple[bool,
 
 def _stepped(model: nn.Module, pipe: autopipe.Pipe, inputs: Inputs, is_own: bool) -> list[Observation]:
     observed = []
-    runtime = pipe.runtime(None if is_own else lambda output, _: _mean_square(output), n_microbatches=2)
+    runtime = pipe.runtime(None if is_own else lambda output, _: _made(output), n_microbatches=2)
     for sizes in BATCHES:
         model.zero_grad(set_to_none=True)
         args, kwargs = inputs(sizes)
@@ -93,8 +94,11 @@ def _stepped(model: nn.Module, pipe: autopipe.Pipe, inputs: Inputs, is_own: bool
     return observed
 
 
-def _mean_square(output: Any) -> torch.Tensor:
+def _made(output: Any) -> torch.Tensor:
+    """The loss that is made of an output: a single number is a mean already, of which no square is one."""
     first = next(t for _, t in leaves(output) if t.is_floating_point() or t.is_complex())
+    if first.numel() == 1 and first.is_floating_point():
+        return first.reshape(())
     return first.abs().square().mean()
 
 

@@ -18,6 +18,7 @@ import autopipe
 from autopipe import errors
 from benchmarks.capture.inputs import EXAMPLE, Sizes
 from benchmarks.capture.trial import N_STAGES, SOLVE_S, Subject, compare, n_blocks
+from benchmarks.capture.workers import OVER
 from tests.zoo.observe import seed
 
 from .catalogue import Case
@@ -69,8 +70,8 @@ def outcome(found: Mapping[str, Any]) -> str:
 
     ``right`` in everything that was asked; ``refused`` where autopipe says so in an error of its own, but for
     a step in microbatches that it refuses, since rows may depend on one another;
-    ``different`` where it did not; ``raw`` where another error came out; ``late`` and ``eager`` where nothing
-    was found out.
+    ``different`` where it did not; ``raw`` where another error came out, or the process ended before all was
+    asked; ``late`` where its time did; ``eager`` where the model does not run by itself.
     """
     if "eager" in found:
         return "eager"
@@ -86,7 +87,9 @@ def outcome(found: Mapping[str, Any]) -> str:
         return "raw"
     if any(found.get(k) is False for k in ASKED if k != "steps"):
         return "refused"
-    return "right" if "parity" in found else "late"
+    if all(key in found for key in ASKED) or ("parity" in found and "died" not in found):
+        return "right"
+    return "late" if found.get("died", "").startswith(OVER) else "raw"
 
 
 def _error_in(problem: str) -> str:
