@@ -13,11 +13,13 @@ import threading
 from .chains import NEAR, chain
 from .definition.answer import Answer
 from .definition.problem import HUGE, Problem
+from .definition.relaxed import working
 from .making.cases import Case, rank_orders
+from .proof.step import least_work_ns
 from .ranks.virtual import least_load
 from .stopping import clock_s
 
-__all__ = ["Answered", "Known", "answered", "ordered"]
+__all__ = ["Answered", "Known", "answered", "fullest_work_ns", "ordered"]
 
 _FEW_ORDERS = 120
 """Up to so many orders of the ranks are all solved."""
@@ -53,6 +55,19 @@ def answered(
     if known is not None:
         known[key] = answer
     return case, problem, answer
+
+
+def fullest_work_ns(problem: Problem, lower_ns: int, deadline: float) -> int:
+    """What the fullest stage works at least where something fits and no bottleneck is under ``lower_ns``.
+
+    Where transfers may be that bottleneck, the least one without any is looked for, in a part of the time.
+    """
+    known, left_s = least_work_ns(problem, lower_ns), _part(deadline, 4) - clock_s()
+    if known or left_s <= 0:
+        return known
+    with contextlib.suppress(KeyboardInterrupt):
+        return chain(working(problem), time_limit_s=left_s).lower_ns
+    return 0
 
 
 def ordered(case: Case, problem: Problem, deadline: float, stopped: threading.Event) -> list[Answered]:

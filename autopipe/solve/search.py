@@ -17,7 +17,7 @@ from ..hardware import MOST_RANKS, Cluster
 from ..memory import ADAM
 from ..plans import Candidate, Plan
 from ..units import parse_bytes
-from .answers import Answered, Known, answered, ordered
+from .answers import Answered, Known, answered, fullest_work_ns, ordered
 from .definition.answer import Answer
 from .definition.problem import HUGE, Problem
 from .definition.relaxed import needs_more
@@ -288,9 +288,10 @@ class _Search:
             self._fail(min(found, key=lambda a: (a[2].proved, a[0].order != case.order)))
             return None
         if not self.is_draft and not self.stopped.is_set():
-            # of several orders, each has other prices
-            lower = 0 if self.any_order else found[0][2].lower_ns
-            self.least_s[id(case)] = case.least_step_in_room_s(problem, lower, deadline)
+            fullest_ns = 0
+            if case.line is not None and not self.any_order:  # of several orders, each has other prices
+                fullest_ns = fullest_work_ns(problem, found[0][2].lower_ns, deadline)
+            self.least_s[id(case)] = case.least_step_in_room_s(problem, fullest_ns, deadline)
         return dataclasses.replace(best, candidates=tuple(table))
 
     def _fail(self, without: Answered) -> None:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from .problem import HUGE, Item, Net, Problem, Share, scaled
 
-__all__ = ["all_received", "apart", "at_one_pace", "cheapest", "holds_less", "needs_more"]
+__all__ = ["all_received", "apart", "at_one_pace", "cheapest", "holds_less", "needs_more", "working"]
 
 Part = TypeVar("Part", Item, Share)
 
@@ -58,6 +58,17 @@ def at_one_pace(problem: Problem) -> Problem:
         ahead += [forward_ns, forward_ns + part.backward_ns - part.host_ns[1]]  # also where it runs again
     is_one = problem.has_hosts and (min(ahead) >= 0 or max(ahead) <= 0)
     return _paced(problem, by_hosts=min(ahead) < 0) if is_one else problem
+
+
+def working(problem: Problem) -> Problem:
+    """The problem whose loads are what devices work: nothing that is sent or synchronised takes time."""
+    free = cheapest(_paced(problem, by_hosts=False))
+    return dataclasses.replace(
+        free,
+        nets=tuple(dataclasses.replace(n, send_ns=0, receive_ns=0, link_ns=()) for n in free.nets),
+        shares=tuple(dataclasses.replace(s, sync_ns=0, more_ns=(), link_ns=()) for s in free.shares),
+        stages=tuple(dataclasses.replace(s, links=(0, 0)) for s in free.stages),
+    )
 
 
 def apart(problem: Problem, *, limited: bool) -> Problem:

@@ -17,7 +17,7 @@ from ...hardware import MOST_RANKS, Cluster
 from ...schedule import BREADTH_FIRST, COST_AWARE, MOST_LISTED, NAMES, SPLIT, build, placement
 from ..definition.problem import Problem
 from ..proof.memory import least_sum_in_room
-from ..proof.step import PRECISE, Line, least_step_s, least_work_ns
+from ..proof.step import PRECISE, Line, least_step_s
 from .baselines import Weigh
 from .formulate import formulate, largest_cut
 from .source import Source
@@ -120,8 +120,8 @@ class Case:
         """A rank that has its host to itself is faster than its costs say, by this factor at most."""
         return self.source.costs.alone if self.source.cluster.cores else 1.0
 
-    def least_step_in_room_s(self, problem: Problem, lower_ns: int, deadline: float) -> float:
-        """The same, with what memory has computed again, where no bottleneck is under ``lower_ns``."""
+    def least_step_in_room_s(self, problem: Problem, fullest_ns: int, deadline: float) -> float:
+        """The same, with what memory has computed again; the fullest stage works ``fullest_ns`` at least."""
         line, work = self.line, self.source.work
         if line is None:
             return self.least_step_s
@@ -129,7 +129,7 @@ class Case:
         least_s = line.least_s(
             least_sum_in_room(problem, [[1.0] * line.n_ranks], deadline) / 1e9,
             work.longer_s / speed,
-            least_work_ns(problem, lower_ns) / 1e9,
+            fullest_ns / 1e9,
             work.aside_s / speed,
             least_sum_in_room(problem, line.sums(), deadline) / 1e9,
         )
