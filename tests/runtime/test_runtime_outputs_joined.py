@@ -191,3 +191,15 @@ def test_numbers_without_rows_that_do_not_add_up_are_told_by_name(
     runtime, x = in_three(FIRST[kind])
     runtime.step(x[:1].expand_as(x), return_outputs=True)  # all microbatches give the same
     assert caplog.text.count("has no batch axis and hangs on the rows of a batch") == 1
+
+
+TOLD_BY_SIZE: dict[str, Callable[[Tensor], Any]] = {
+    "a truth": lambda h: (h, len(h) > 3),
+    "of a word": lambda h: (h, len("large" if len(h) > 3 else "as small")),
+    "a number": lambda h: (h, 0.5 if len(h) > 3 else 2),
+}
+
+
+@pytest.mark.parametrize("kind", TOLD_BY_SIZE)
+def test_constants_that_the_number_of_rows_decides_are_those_of_the_batch(kind: str) -> None:
+    compared(TOLD_BY_SIZE[kind], mean_of_first)

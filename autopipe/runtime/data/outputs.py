@@ -79,9 +79,13 @@ class Outputs:
         if len(parts) == 1:
             return list(parts[0])
         joined, left = [], self._capture.nodes_left
-        for (name, axes), node, leaf in zip(
-            self._leaves(batch), self._nodes(), zip(*parts, strict=True), strict=True
+        of_all = self._nodes(batch.of_all[0]) if len(batch.of_all) == 1 else [None] * len(parts[0])
+        for (name, axes), node, constant, leaf in zip(
+            self._leaves(batch), self._nodes(), of_all, zip(*parts, strict=True), strict=True
         ):
+            if isinstance(constant, _PLAIN):
+                joined.append(constant)
+                continue
             is_left = any(node is n for n in left)
             number = leaf[0] if is_left else self._number(node, leaf, batch)
             joined.append(self._join_leaf(name, axes, leaf, batch, weights) if number is None else number)
@@ -146,9 +150,13 @@ class Outputs:
         n = self._capture.ops.by_name[name].outputs[0].shape[axis]
         return not any(n.subs(s, 0) == 0 for s in getattr(n, "free_symbols", ()))
 
-    def _nodes(self) -> list[Any]:
-        """What gives each output leaf in the model's present mode: a node, or the constant that it is."""
-        graph = self._capture.graphs[self._capture.model.training]
+    def _nodes(self, number: int | None = None) -> list[Any]:
+        """What gives each output leaf in the model's present mode: a node, or the constant that it is.
+
+        Of its first form, or of the one of a ``number``.
+        """
+        capture, training = self._capture, self._capture.model.training
+        graph = capture.graphs[training] if number is None else capture.forms[training][number].graph
         return [*next(n for n in reversed(graph.nodes) if n.op == "output").args[0]]
 
     def _number(self, node: Any, leaf: Sequence[Any], batch: Batch) -> int | float | None:
@@ -159,6 +167,9 @@ class Outputs:
         nodes = _leading_to(node, graph)
         *parts, whole = (_by_sizes(graph, nodes, dims) for dims in _dims(graph, batch))
         return whole if whole is not None and parts == list(leaf) else None
+
+
+_PLAIN = (bool, int, float, str)
 
 
 def _dims(graph: OpGraph, batch: Batch) -> list[dict[str, int]]:
