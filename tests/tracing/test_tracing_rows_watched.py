@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from autopipe.torch_private import function_modes
 from autopipe.tracing import capture
-from autopipe.tracing.rows import among_many, data_dependent, mixing, row_questions, tail
+from autopipe.tracing.rows import (
+    among_many,
+    data_dependent,
+    many_rows,
+    mixing,
+    row_questions,
+    tail,
+)
 
 
 class Leaf(nn.Module):
@@ -103,6 +110,32 @@ def test_gradients_of_many_rows_are_asked_where_code_that_names_so_many_holds_so
     found, seen = counted(long_alone, monkeypatch, centred)
     assert "gradients" in found.always
     assert seen[102]
+
+
+def test_more_rows_than_fit_into_memory_are_not_run_and_this_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[int] = []
+    run_call = many_rows.run_call
+
+    def noting(model: Any, constants: Any, call: Any, args: Any, *told: Any) -> Any:
+        given.append(len(args[0]))
+        return run_call(model, constants, call, args, *told)
+
+    monkeypatch.setattr(many_rows, "run_call", noting)
+    found, seen = counted(long_alone, monkeypatch, centred)
+    assert max(given) == max(seen) == 102
+    assert found.always
+    assert not found.unasked
+    given.clear()
+    monkeypatch.setattr(row_questions, "_MOST_BYTES_NAMED", 1 << 10)
+    found, seen = counted(long_alone, monkeypatch, centred)
+    assert max([*given, *seen]) == 8
+    assert " 102 takes over" in found.unasked
+    captured = capture(
+        Net(long_alone, centred), (torch.randn(2, 4),), closed=[f"layers.{i}" for i in range(3)]
+    )
+    assert found.said_untold in captured.notes
 
 
 class Lengthy(nn.Module):

@@ -70,7 +70,7 @@ def test_hooked_leaves_run_each():
 
 def test_all_leaves_run_where_a_check_of_the_data_fails_for_shared_ones(monkeypatch):
     # questions about rows end where a check fails, as of other values than the example's
-    monkeypatch.setattr(mixing, "first_found", lambda asked: ("", False, None))
+    monkeypatch.setattr(mixing, "first_found", lambda asked: ("", False, None, ""))
     # a value that later layers share has not grown by what they add
     assert n_runs(Stack(checks=1)) == n_runs(Stack(checks=-9)) + 2 * 4
 

@@ -106,7 +106,7 @@ class MixedRows:
         if found.by_call and self._model.training and not self._warned:
             self._warned = True
             _logger.warning("%s: %s", name, found.said_by_call)
-        if found.untold and not self._warned:
+        if found.said_untold and not self._warned:
             self._warned = True
             _logger.warning("%s: %s", name, found.said_untold)
 

@@ -169,12 +169,14 @@ def with_rows(
         told, takes = (given, dims, variation.shapes, session.device), variation.takes_rows
         if is_shared:
             found = mixing(session.code, {False: form, True: form}, *told, session.start, own, takes=takes)
-            mixed = Mixing(found.always, found.training, beyond=found.beyond)
+            mixed = Mixing(found.always, found.training, beyond=found.beyond, unasked=found.unasked)
         else:
             start = functools.partial(_without_mode, functools.partial(session.start, form.training))
             found = mixing(session.code, {False: form}, *told, start, takes=takes)
             said, in_training = found.always, found.always if form.training and known.training else ""
-            mixed = Mixing("" if in_training else said, in_training, beyond=found.beyond)
+            mixed = Mixing(
+                "" if in_training else said, in_training, beyond=found.beyond, unasked=found.unasked
+            )
     if own is not None and not mixed.always and (tail.ops or not known.always):
         backward = _in_backward(session, form, given, loose, own, tail)
         mixed = dataclasses.replace(mixed, backward=next(iter(backward.values()), ""))

@@ -83,7 +83,7 @@ def mixing(
     adds: dict[str, bool] = {}
     elsewhere, own = False, own or OwnBackwards(code, dim, shapes)
     beyond: list[tuple[int, str]] = []
-    untold = ""
+    untold = unasked = ""
     evaluated = Evaluated(code, forms[False]) if forms.get(True) is forms[False] else None
     for training in sorted(forms):
         form, begin = forms[training], functools.partial(start, training)
@@ -142,7 +142,8 @@ def mixing(
             if seen is not None and not found[training]:
                 run = functools.partial(rows_of, *told)
                 asked = Asked(code, *told[1:], shapes, results, run, seen, is_sure, takes)
-                found[training], elsewhere, far = first_found(asked)
+                found[training], elsewhere, far, left = first_found(asked)
+                unasked = unasked or left
                 beyond += [far] if far else []
             if not found[training] and (seen is None or seen.is_noisy):
                 found[training] = _by_noise(code, form, given, dim, shapes, device, begin, takes)
@@ -159,6 +160,7 @@ def mixing(
         elsewhere=elsewhere,
         beyond=min(beyond, default=None),
         untold="" if found[False] else untold,
+        unasked="" if found[False] else unasked,
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, device, dtype
 
 from ...graph import Dim
 from ...units import Size
-from ..calls.call import Call, Recording
+from ..calls.call import Call, Depends, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from ..code.own_code import OwnCode
@@ -38,7 +38,8 @@ __all__ = ["Asked", "first_found", "first_mixed", "if_told", "mixed_in", "of_oth
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _MANY = 4
-_MOST_BYTES = 1 << 26
+_MOST_BYTES, _MOST_BYTES_NAMED = 1 << 26, 1 << 30
+"""What is made of rows that sizes in the graph name, and of those that code of the model does."""
 _PAIRS = "ab", "aa", "bb"
 
 
@@ -67,20 +68,27 @@ class Asked:
     takes: Callable[[int], bool]
 
 
-def first_found(asked: Asked) -> tuple[str, bool, tuple[int, str] | None]:
+def first_found(asked: Asked) -> tuple[str, bool, tuple[int, str] | None, str]:
     """In words, what mixes rows, or nothing; and whether the example's values had to be other ones for it.
 
-    At last how many rows nothing mixes, where something does more of them, and what.
+    Behind these how many rows nothing mixes, where something does more of them, and what; at last, in words,
+    what was not asked, as so many rows take too many bytes.
     """
     far: dict[int, str] = {}
-    for question, is_elsewhere in _questions(asked, far):
+    unasked = set[int]()
+    for question, is_elsewhere in _questions(asked, far, unasked):
         if found := if_told(question):
-            return found, is_elsewhere, None
-    return "", False, min(far.items(), default=None)
+            return found, is_elsewhere, None, ""
+    return "", False, min(far.items(), default=None), _said_unasked(asked, unasked)
 
 
-def _questions(asked: Asked, far: dict[int, str]) -> Iterator[tuple[Callable[[], str], bool]]:
-    """What to ask, each with whether it is of other values than the example's; ``far``: see :class:`Met`."""
+def _questions(
+    asked: Asked, far: dict[int, str], unasked: set[int]
+) -> Iterator[tuple[Callable[[], str], bool]]:
+    """What to ask, each with whether it is of other values than the example's; ``far``: see :class:`Met`.
+
+    Numbers of rows that take too many bytes are ``unasked``.
+    """
     given, dim, shapes, results, is_sure = asked.given, asked.dim, asked.shapes, asked.results, asked.is_sure
     form, model = asked.form, asked.code.model
     mixed_among = functools.partial(_of_others, results, alone=is_sure, dim=dim, shapes=shapes)
@@ -109,10 +117,16 @@ def _questions(asked: Asked, far: dict[int, str]) -> Iterator[tuple[Callable[[],
     if is_more and not asked.seen.is_noisy:
         spread = gathered(form, dim, shapes)
         for n in _of_unlike_rows(asked, watch, spread):
+            if n > 2 * _MANY and n > _most_named(asked, form.calls):
+                unasked.add(n)
+                continue
             yield functools.partial(_among_unlike, asked, n, {}, watch), True
             if spread:
                 yield functools.partial(_among_unlike, asked, n, spread, watch), True
     for n, is_untold in _numbers_of_rows(asked, watch, far) if is_more and not asked.seen.is_noisy else ():
+        if n + 2 > _most_named(asked, form.calls):
+            unasked.add(n + 2)
+            continue
         if is_untold:
             among = functools.partial(_among_more, results, asked.seen, given, n // 2 + 1, dim, shapes)
             yield functools.partial(_looked_at, watch.ran, among), True
@@ -165,7 +179,7 @@ def _numbers_of_rows(asked: Asked, watch: Watch, far: dict[int, str]) -> Iterato
     let run comes behind these.
     """
     form, dim, shapes, least = asked.form, asked.dim, asked.shapes, 2 * _MANY
-    met, most = _met(asked, least, watch.ran), max(MOST, _most_rows(asked))
+    met, most = _met(asked, least, watch.ran), max(MOST, _most_rows(asked, asked.form.calls, _MOST_BYTES))
     far.update({n: words for n, words in met.far.items() if asked.takes(n + 2)})
     cuts = rows_to_try(watch.noted.beyond if watch.noted else (), least, most)
     in_open = {n for n in beside_places(form, least, most) | cuts | met.near if asked.takes(n + 2)}
@@ -191,12 +205,17 @@ def _numbers_of_rows(asked: Asked, watch: Watch, far: dict[int, str]) -> Iterato
 
 
 def _untold_alone(asked: Asked, watch: Watch, limits: Mapping[Call, set[int]]) -> set[int]:
-    """See :func:`untold_alone`; all numbers where the form does not run so."""
-    told = limits, asked.dim, asked.shapes, asked.device
+    """See :func:`untold_alone`; all numbers where the form does not run so, or calls take too many bytes."""
+    alone = {
+        call: {n for n in numbers if n + 2 <= _most_named(asked, [call, *call.inputs])}
+        for call, numbers in limits.items()
+    }
+    beyond = set[int]().union(*(numbers - alone[call] for call, numbers in limits.items()))
+    told = alone, asked.dim, asked.shapes, asked.device
     few, more = asked.run(alone=True), asked.run(alone=True, times=_MANY)
     try:
         with watch.ran:
-            return untold_alone(asked.code.model, asked.form, few, more, *told)
+            return beyond | untold_alone(asked.code.model, asked.form, few, more, *told)
     except Exception as error:
         # any Python of the model, on rows it may not take
         _logger.debug("calls could not be asked alone: %s", error)
@@ -209,10 +228,25 @@ def _looked_at(ran: CodeRun, question: Callable[[], str]) -> str:
         return question()
 
 
-def _most_rows(asked: Asked) -> int:
-    """How many rows a form may be run on for what it makes of them to take no more than the bytes below."""
-    made = sum(t.nbytes for call in asked.form.calls for t in tensors(call.value) if not t.is_nested)
-    return _MOST_BYTES * max(asked.dim.example, 1) // max(made, 1)
+def _most_rows(asked: Asked, calls: Iterable[Call], n_bytes: int) -> int:
+    """How many rows the calls may be run on for what they make of these to take so many bytes at most."""
+    of_rows = (call for call in calls if call.depends & (Depends.INPUT | Depends.SHAPE))
+    made = sum(t.nbytes for call in of_rows for t in tensors(call.value) if not t.is_nested)
+    return n_bytes * max(asked.dim.example, 1) // max(made, 1)
+
+
+def _most_named(asked: Asked, calls: Iterable[Call]) -> int:
+    """How many rows that code names the calls may be run on: at least as many as the example has."""
+    return max(asked.dim.example, 2 * _MANY, _most_rows(asked, calls, _MOST_BYTES_NAMED))
+
+
+def _said_unasked(asked: Asked, unasked: set[int]) -> str:
+    if not unasked:
+        return ""
+    most, gib = _most_named(asked, asked.form.calls), _MOST_BYTES_NAMED / (1 << 30)
+    return (
+        f"what the model makes of {min(unasked)} takes over {gib:g} GiB, so that {most} is the most asked of"
+    )
 
 
 def _met(asked: Asked, n: int, ran: CodeRun) -> Met:

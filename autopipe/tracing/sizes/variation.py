@@ -41,7 +41,8 @@ class Mixing:
     where nothing else is to be said of them. ``carried`` says what it leaves for the next call, which goes
     by it. ``one_row`` says what drops the axis of rows where there is one, or fails there: microbatches then
     have two or more. ``beyond``: how many rows nothing mixes, where something mixes more of them, and what.
-    ``untold`` says why it could not be told whether rows depend on one another.
+    ``untold`` says why it could not be told whether rows depend on one another, ``unasked`` of how many it
+    was not asked, and why.
     """
 
     always: str = ""
@@ -61,10 +62,17 @@ class Mixing:
     one_row: str = ""
     beyond: tuple[int, str] | None = None
     untold: str = ""
+    unasked: str = dataclasses.field(default="", compare=False)
 
     @property
     def said_untold(self) -> str:
-        """What ``untold`` means for a step, in words; empty where rows were told apart."""
+        """What ``untold`` or ``unasked`` means for a step, in words; empty where rows were told apart."""
+        if self.unasked and not self.untold:
+            return (
+                "whether the rows of a batch depend on one another was not asked of as many rows as it takes "
+                f"to tell ({self.unasked}): pipe.verify() compares a batch with its microbatches, and an "
+                "example of shorter rows lets more of them be asked"
+            )
         if not self.untold:
             return ""
         return (
