@@ -15,6 +15,7 @@ from autopipe.torch_private import function_modes
 from autopipe.tracing import capture
 from autopipe.tracing.rows import (
     among_many,
+    code_run,
     data_dependent,
     many_rows,
     mixing,
@@ -136,6 +137,18 @@ def test_more_rows_than_fit_into_memory_are_not_run_and_this_is_said(
         Net(long_alone, centred), (torch.randn(2, 4),), closed=[f"layers.{i}" for i in range(3)]
     )
     assert found.said_untold in captured.notes
+
+
+def test_code_that_runs_is_looked_at_within_another_look() -> None:
+    ran = code_run.CodeRun()
+    with ran:
+        with ran:
+            limited(torch.ones(2))
+        of_many(torch.ones(2))
+    assert sys.getprofile() is None
+    assert ran.may_run(limited)
+    assert ran.may_run(of_many)
+    assert not ran.may_run(centred)
 
 
 class Lengthy(nn.Module):

@@ -14,21 +14,26 @@ __all__ = ["CodeRun"]
 class CodeRun:
     """The code of all Python functions that were called within such contexts; all, before one ran to its end.
 
-    Not looked at where a profiler does: Python has one at a time, and may not be given it back.
+    They may be entered within one another. Not looked at where a profiler does: Python has one at a time, and
+    may not be given it back.
     """
 
     def __init__(self) -> None:
         self._codes: set[types.CodeType] = set()
         self._is_looking = self._is_seen = False
+        self._n_within = 0
 
     def __enter__(self) -> CodeRun:
-        self._is_looking = sys.getprofile() is None
-        if self._is_looking:
-            sys.setprofile(self._note)
+        if not self._n_within:
+            self._is_looking = sys.getprofile() is None
+            if self._is_looking:
+                sys.setprofile(self._note)
+        self._n_within += 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._is_looking:
+        self._n_within -= 1
+        if self._is_looking and not self._n_within:
             sys.setprofile(None)
             self._is_seen |= kind is None
 

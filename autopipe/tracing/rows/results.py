@@ -33,6 +33,7 @@ __all__ = [
     "axes",
     "differ",
     "is_close",
+    "is_floating",
     "is_number",
     "other_axes",
 ]
@@ -138,7 +139,7 @@ class Results:
                 return call_and_place(call)
             for axis, is_even in other_axes(call, dim, shapes):
                 lies = self._lies(values, axis, allowed) if is_even else None
-                if lies is None and _is_floating(values["ab"]):
+                if lies is None and is_floating(values["ab"]):
                     self.is_number = False
                     return f"{call_and_place(call)}, whose places along axis {axis} are not of single rows"
         words = self.number_off(allowed, allowed)
@@ -276,7 +277,7 @@ class Results:
         each, rest = divmod(given[0].shape[axis], self._n_rows)
         if rest:
             return None
-        told = {rows: t if _is_floating(t) or t.is_complex() else t.double() for rows, t in values.items()}
+        told = {rows: t if is_floating(t) or t.is_complex() else t.double() for rows, t in values.items()}
         for name, sizes, at in (
             ("rows", (self._n_rows, each), axis),
             ("blocks", (each, self._n_rows), axis + 1),
@@ -436,7 +437,8 @@ def other_axes(call: Call, dim: Dim, shapes: _Shapes) -> list[tuple[int, bool]]:
     return out
 
 
-def _is_floating(value: Any) -> bool:
+def is_floating(value: Any) -> bool:
+    """Whether a value is a tensor of real floating point numbers."""
     return isinstance(value, Tensor) and value.is_floating_point()
 
 

@@ -18,7 +18,7 @@ from ..calls.call import Call, Depends, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import plain_name, tensors
 from ..sizes.rerun import replay
-from .results import axes, is_close, is_number
+from .results import axes, is_close, is_floating, is_number
 
 __all__ = ["fault_among_unlike", "gathered", "width"]
 
@@ -46,7 +46,7 @@ def gathered(form: Recording, dim: Dim, shapes: _Shapes) -> dict[int, int] | Non
         if call.op == "output":
             continue
         known = [axes(call, i, dim, shapes) for i in range(len(shapes.get(id(call), ())))]
-        with_rows = [c for c in call.inputs if id(c) in places and _is_floating(c)]
+        with_rows = [c for c in call.inputs if id(c) in places and is_floating(c.value)]
         of = frozenset[int]().union(*(sources.get(id(c), ()) for c in call.inputs))
         if any(known):
             found |= of
@@ -136,10 +136,6 @@ def fault_among_unlike(
             ):
                 return f"{call_and_place(each)}, among rows that are unlike"
     return f"{call_and_place(call)}, among rows that are unlike"
-
-
-def _is_floating(call: Call) -> bool:
-    return isinstance(call.value, Tensor) and call.value.is_floating_point()
 
 
 def _factors(like: Tensor, axis: int, n: int) -> Tensor:
