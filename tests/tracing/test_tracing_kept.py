@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import autopipe
 from autopipe.errors import CaptureError
 from autopipe.tracing import capture
+from autopipe.tracing.code import kept, messages
 
 WIDTH = 4
 
@@ -157,3 +158,28 @@ def test_what_is_computed_with_is_followed(cls):
 def test_what_code_goes_by_is_no_note(cls):
     with pytest.raises(CaptureError, match=r"attribute (last|running|factor)|Python reads|goes by"):
         capture(cls().double(), (torch.randn(6, WIDTH, dtype=torch.float64),))
+
+
+@pytest.mark.parametrize("cls", [Listed, ByHelper])
+def test_what_is_written_where_code_reads_data_is_looked_for_once(cls, monkeypatch):
+    asked: list[str] = []
+
+    def noting(module):
+        original, name = module._lies_in, module.__name__
+
+        def lies_in(*given):
+            asked.append(name)
+            return original(*given)
+
+        monkeypatch.setattr(module, "_lies_in", lies_in)
+
+    noting(kept)
+    noting(messages)
+    kept._keeping.cache_clear()
+    messages._speaking.cache_clear()
+    given = (torch.randn(6, WIDTH, dtype=torch.float64),)
+    capture(cls().double(), given, dynamic=False)
+    assert set(asked) == {kept.__name__, messages.__name__}
+    asked.clear()
+    capture(cls().double(), given, dynamic=False)
+    assert asked == []

@@ -123,19 +123,25 @@ def kept_in(frame: types.FrameType, paths: Mapping[int, str], read: NamesRead) -
     if any(n is None for n in at):
         return ""
     line, end_line, column, end_column = at
-    file = _file(frame.f_code.co_filename)
     span: Any = (line, column), (end_line, end_column)
-    for keeping in file.keeping:
-        if _lies_in(span, keeping.value) and (shown := _shown(keeping, frame, paths, read)):
+    around, later = _keeping(frame.f_code.co_filename, span)
+    for keeping in around:
+        if shown := _shown(keeping, frame, paths, read):
             return shown
-    for name, value in file.named:
-        if _lies_in(span, value):
-            uses = file.uses_of(name, value)
-            within = [k for use in uses for k in file.keeping if _lies_in(_span(use), k.value)]
-            is_only = uses and all(file.places_around(use) or file.is_told(use) for use in uses)
-            found = [_shown(k, frame, paths, read) for k in within]
-            return ", ".join(dict.fromkeys(found)) if is_only and found and all(found) else ""
-    return ""
+    found = [_shown(keeping, frame, paths, read) for keeping in later]
+    return ", ".join(dict.fromkeys(found)) if all(found) else ""
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _keeping(file: str, span: _Span) -> tuple[tuple[_Keeping, ...], tuple[_Keeping, ...]]:
+    """The statements that keep what is written somewhere; and those that keep alone what is named there."""
+    written = _file(file)
+    around = tuple(k for k in written.keeping if _lies_in(span, k.value))
+    named = next(((name, value) for name, value in written.named if _lies_in(span, value)), None)
+    uses = written.uses_of(*named) if named is not None else ()
+    is_only = all(written.places_around(use) or written.is_told(use) for use in uses)
+    within = (k for use in uses for k in written.keeping if _lies_in(_span(use), k.value))
+    return around, tuple(within) if is_only else ()
 
 
 def _shown(keeping: _Keeping, frame: types.FrameType, paths: Mapping[int, str], read: NamesRead) -> str:

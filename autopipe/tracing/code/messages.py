@@ -13,7 +13,8 @@ import inspect
 import itertools
 import logging
 import types
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -36,32 +37,26 @@ _Span = tuple[int, int, int, int]
 
 def is_said(frame: types.FrameType) -> bool:
     """Whether what a frame is in the middle of is part of the words that people are told, or tells them."""
-    at = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
-    if any(n is None for n in at):
-        return False
-    line, end_line, column, end_column = at
-    here: Any = line, column, end_line, end_column
-    for words, call in _spoken(frame.f_code.co_filename):
-        is_within = any(_lies_in(here, span) for span in words) or (call is not None and here == _span(call))
-        if is_within and (call is None or _tells(call, frame)):
-            return True
-    return False
+    here = _place(frame)
+    speaking = () if here is None else _speaking(frame.f_code.co_filename, here)
+    return any(call is None or _tells(call, frame) for call, _ in speaking)
 
 
 def is_told(frame: types.FrameType) -> bool:
     """Whether what a frame is in the middle of is what people are told, and goes through no other code."""
+    here = _place(frame)
+    speaking = () if here is None else _speaking(frame.f_code.co_filename, here)
+    calls = ((call, others) for call, others in speaking if call is not None)
+    return any(_tells(call, frame) and all(_only_words(n, frame) for n in others) for call, others in calls)
+
+
+def _place(frame: types.FrameType) -> _Span | None:
+    """Where what a frame is in the middle of is written; None where its code does not say."""
     at = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
-    if any(n is None for n in at):
-        return False
     line, end_line, column, end_column = at
-    here: Any = line, column, end_line, end_column
-    for words, call in _spoken(frame.f_code.co_filename):
-        if call is not None and (here == _span(call) or any(_lies_in(here, w) for w in words)):
-            between = (n for n in ast.walk(call) if isinstance(n, ast.Call) and _lies_in(here, _span(n)))
-            others = [n for n in between if n is not call and _span(n) != here]
-            if _tells(call, frame) and all(_only_words(n, frame) for n in others):
-                return True
-    return False
+    if line is None or end_line is None or column is None or end_column is None:
+        return None
+    return line, column, end_line, end_column
 
 
 def _only_words(call: ast.Call, frame: types.FrameType) -> bool:
@@ -87,6 +82,29 @@ def called(node: ast.Call) -> str:
 def _spoken(file: str) -> tuple[tuple[tuple[_Span, ...], ast.Call | None], ...]:
     """Where words may stand: those of an error, and those that some call is given."""
     return tuple((tuple(map(_span, words)), call) for words, call in _all_spoken(file) if words)
+
+
+@functools.cache
+def _spoken_on(file: str) -> Mapping[int, Sequence[tuple[tuple[_Span, ...], ast.Call | None]]]:
+    """By line of a file, the words that may stand there, with the call that is given them."""
+    out: dict[int, list[tuple[tuple[_Span, ...], ast.Call | None]]] = defaultdict(list)
+    for words, call in _spoken(file):
+        spans = words if call is None else (_span(call),)
+        for line in sorted({n for first, _, last, _ in spans for n in range(first, last + 1)}):
+            out[line].append((words, call))
+    return out
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _speaking(file: str, here: _Span) -> tuple[tuple[ast.Call | None, tuple[ast.Call, ...]], ...]:
+    """Each call that is ``here``, or is given it among its words, with those between; None for an error."""
+    out: list[tuple[ast.Call | None, tuple[ast.Call, ...]]] = []
+    for words, call in _spoken_on(file).get(here[0], ()):
+        if any(_lies_in(here, span) for span in words) or (call is not None and here == _span(call)):
+            inner = (n for n in ast.walk(call) if isinstance(n, ast.Call)) if call is not None else ()
+            others = (n for n in inner if n is not call and _lies_in(here, _span(n)) and _span(n) != here)
+            out.append((call, tuple(others)))
+    return tuple(out)
 
 
 def _all_spoken(file: str) -> Iterator[tuple[Sequence[ast.expr | ast.stmt], ast.Call | None]]:
