@@ -1,8 +1,8 @@
 """How long a capture takes beside ``torch.export``: processor time, sizes fixed in both and free in both.
 
 ``python -m benchmarks.capture.times [--n 24]`` takes models of the walk, as small as the walk makes them, in
-its order by hash, prints a line for each and writes ``times.json``. Whether captures are right is left to the
-walk.
+its order by hash, prints a line for each and writes ``times.json``; with ``--deep`` the models of ``depths``,
+which have all their layers, and ``times_deep.json``. Whether captures are right is left to the walk.
 
 Recording is what it takes to make the graphs and their guards: runs that record, and runs of the graph at
 other sizes for their formulas. The referee is what runs the model or the graph to judge that: on other data,
@@ -35,6 +35,7 @@ from autopipe.tracing.referee.referee import Referee
 from autopipe.tracing.sizes.trials import Explorer
 
 from . import workers
+from .depths import DEEP, Deep, build_deep
 from .export import switch_caches_off
 from .inputs import EXAMPLE
 from .summary import environment
@@ -103,11 +104,14 @@ def main() -> None:
     """Time the models and write what was found."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.capture.times")
     parser.add_argument("--n", type=int, default=24, help="how many models are tried")
-    parser.add_argument("--json", type=pathlib.Path, default=HERE / "times.json")
+    parser.add_argument("--deep", action="store_true", help="models with all their layers instead")
+    parser.add_argument("--json", type=pathlib.Path, help="where to write what was found")
     options = parser.parse_args()
+    path = options.json or HERE / ("times_deep.json" if options.deep else "times.json")
     logging.disable(logging.WARNING)
     workers.prepare()
-    chosen = sorted((e for e in entries() if e.task != "own"), key=by_hash)[: options.n]
+    walked = sorted((e for e in entries() if e.task != "own"), key=by_hash)[: options.n]
+    chosen: tuple[Entry | Deep, ...] = DEEP if options.deep else tuple(walked)
     found = {}
     for entry, times in workers.run(_trial, chosen, n_jobs=1, limit_s=LIMIT_S):
         if "died" in times:
@@ -116,8 +120,8 @@ def main() -> None:
         found[entry.name] = times
         shares = "  ".join(f"{k} {v['with']:.3f} {v['without']:.3f}" for k, v in _ratios(times).items())
         print(f"{entry.name:60} {shares}", flush=True)
-        options.json.write_text(json.dumps({"environment": environment(), "models": found}, indent=1) + "\n")
-    print(table(found))
+        path.write_text(json.dumps({"environment": environment(), "models": found}, indent=1) + "\n")
+    print(table_of_each(found) if options.deep else table(found))
 
 
 def table(found: dict[str, dict[str, float]]) -> str:
@@ -128,6 +132,18 @@ def table(found: dict[str, dict[str, float]]) -> str:
         cells = [f"{statistics.median(r[key][how] for r in ratios):.3f}" for how in ("with", "without")]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def table_of_each(found: dict[str, dict[str, float]]) -> str:
+    """The README's table of single models: seconds of ``torch.export`` and capture, and their ratios."""
+    heads = "| model | sizes | `torch.export`, s | capture, s | ratio | recording alone |"
+    lines = [heads, "|---|---|--:|--:|--:|--:|"]
+    for name, times in found.items():
+        for key in ("fixed", "free"):
+            ratio, seconds = _ratios(times)[key], (times[f"theirs {key}"], times[f"ours {key}"])
+            cells = (*(f"{s:.2f}" for s in seconds), f"{ratio['with']:.3f}", f"{ratio['without']:.3f}")
+            lines.append(f"| {name.partition('/')[2]} | {key} | {' | '.join(cells)} |")
+    return "\n".join((*lines, "", table(found)))
 
 
 def _ratios(times: dict[str, float]) -> dict[str, dict[str, float]]:
@@ -141,9 +157,9 @@ def _ratios(times: dict[str, float]) -> dict[str, dict[str, float]]:
     }
 
 
-def _trial(entry: Entry, report: Callable[[dict[str, Any]], None]) -> None:
+def _trial(entry: Entry | Deep, report: Callable[[dict[str, Any]], None]) -> None:
     """What a process does with one model."""
-    report(_times(build(entry)))
+    report(_times(build_deep(entry) if isinstance(entry, Deep) else build(entry)))
 
 
 def _times(subject: Subject) -> dict[str, float]:
