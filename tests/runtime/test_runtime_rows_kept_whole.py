@@ -1,5 +1,7 @@
 """Code kept whole that mixes rows is found, at whatever number of rows and on whatever data it does."""
 
+import copy
+
 import pytest
 import torch
 from rows_models import captured_mixing, decided
@@ -296,3 +298,32 @@ def test_a_limit_in_a_layer_is_asked_of_the_layer_and_of_the_form_only_where_it_
     found = captured_mixing(model, torch.randn(4, 4).double())
     assert ("how many there are" in found.always) is is_of_rows
     assert (max(seen) > 20) is is_of_rows
+
+
+class Anew(nn.Module):
+    """Attention by distance whose weights each call makes of their numbers, as AFT's local one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.bias = nn.Linear(4, 4), nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        near = [[self.bias[i][j].item() if abs(i - j) < 2 else 0.0 for j in range(3)] for i in range(3)]
+        self.bias = nn.Parameter(torch.tensor(near, dtype=x.dtype))
+        return self.bias.exp() @ self.value(x)
+
+
+def test_weights_that_each_call_makes_anew_have_the_gradient_of_one_microbatch_alone() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), Anew(), nn.Linear(4, 2)).double()
+    x = torch.randn(6, 3, 4).double()
+    twin = copy.deepcopy(model)
+    model(x), twin(x)
+    pipe = autopipe.split(model, 2, (x,), n_microbatches=3, costs="estimated")
+    runtime = pipe.runtime(loss_fn=lambda output, _: output.square().mean())
+    with pytest.raises(autopipe.InputError, match=r"makes 1\.bias anew.*n_microbatches=1"):
+        runtime.step(x)
+    runtime.step(x, n_microbatches=1)
+    twin(x).square().mean().backward()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)

@@ -83,6 +83,9 @@ def with_rows_of_the_example(
     if found.carried and tail.ops:
         # all that writes is in the tail, which runs once
         found = dataclasses.replace(found, by_call=())
+    if remade := sorted(session.runs.repeats.remade):
+        found = dataclasses.replace(found, always=f"each call makes {', '.join(remade[:3])} anew")
+        tail = Tail(obstacle="the gradients of what a microbatch replaces are lost")
     if not known:
         found = _of_one_row(session, forms, given, loose, tail, found)
     return dataclasses.replace(variation, mixing=found, tail=tail)

@@ -44,7 +44,8 @@ class Repeats:
     """Calls one after another; open code reads the attributes ``of_leaves``, by path and name.
 
     What is in attributes of other than the ``names_read`` is for people alone. The numbers that attributes
-    have ``held``, by dotted path, are inputs of each call.
+    have ``held``, by dotted path, are inputs of each call. ``remade`` are the weights, by dotted path, that
+    layers which stay whole replace by new ones in each.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Repeats:
     ) -> None:
         self.model, self.snapshot, self.run, self.of_leaves = model, snapshot, run, of_leaves
         self.names_read, self.held = names_read, held
+        self.remade: set[str] = set()
 
     def check_state(self, policy: Policy, recording: Recording, answer: Sequence[Any] | None = None) -> bool:
         """Python state that an open module changes must not matter to the next call; whether it changes any.
@@ -231,13 +233,14 @@ class Repeats:
     def check_made(self, policy: Policy) -> None:
         """No forward may make the weights that it runs with."""
         for path, name, is_new in self.snapshot.made():
+            shown = f"{path}.{name}".lstrip(".")
             if is_new or path == "" or not policy.is_inside_leaf(path):
-                shown = f"{path}.{name}".lstrip(".")
                 raise CaptureError(
                     f"{type(self.model).__name__} cannot be captured: its forward makes the weights {shown}; "
                     "where only the first call does, run it once on an example before it is captured, else "
                     "make them in __init__"
                 )
+            self.remade.add(shown)
 
     def forgets(self, training: bool, is_called: bool) -> bool:
         """Whether what the model gives for other data is the same after a call as it is without one.
