@@ -38,7 +38,7 @@ __all__ = ["Asked", "first_found", "first_mixed", "if_told", "mixed_in", "of_oth
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _MANY = 4
-_MOST_BYTES, _MOST_BYTES_NAMED = 1 << 26, 1 << 30
+_MOST_BYTES, _MOST_BYTES_NAMED = 1 << 26, 1 << 32
 """What is made of rows that sizes in the graph name, and of those that code of the model does."""
 _PAIRS = "ab", "aa", "bb"
 
