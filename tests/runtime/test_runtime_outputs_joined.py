@@ -139,9 +139,26 @@ UNTOLD: dict[str, Callable[[Tensor], Any]] = {
     "places behind kinds": lambda h: (h, torch.cat([h[:, 0].argmax(-1), torch.arange(len(h))])),
     "the first row": lambda h: (h, torch.arange(len(h)) == 0),
 }
-FIRST: dict[str, Callable[[Tensor], Any]] = {
+NEITHER: dict[str, Callable[[Tensor], Any]] = {
     "the best row": lambda h: (h, h[:, 0, 0].argmax()),
+    "what the best row holds": lambda h: (h, h[h[:, 0, 0].argmax()]),
+    "the largest of each column": lambda h: (h, h.amax(0)),
+    "spreads": lambda h: (h, h.std(0)),
+    "products of rows, whether any": lambda h: (h, torch.linalg.svdvals(h[:, 0]).sum().item(), (h[0] > 0)),
     "a count beside a size": lambda h: (h, torch.tensor([len(h), 3])),
+}
+MEANS: dict[str, Callable[[Tensor], Any]] = {
+    "columns": lambda h: (h, h.mean(0), h.mean((0, 1), keepdim=True)),
+    "products": lambda h: (h, torch.einsum("bti,btj->ij", h, h) / len(h)),
+    "Python's numbers": lambda h: (h, h.mean().item(), float(h.square().sum()) / len(h)),
+    "of one place": lambda h: (h, h.mean().view(1, 1), h.sum().view(1)),
+}
+LATER: dict[str, Callable[[Tensor], Any]] = {
+    "a sum of parts": lambda h: (h, torch.relu(h - 1e-3).sum(), h.mean()),
+    "a sum of parts in columns": lambda h: (h, torch.relu(h - 1e-3).sum(0)),
+    "a count in floats": lambda h: (h, (h > 1e-3).double().sum()),
+}
+FIRST: dict[str, Callable[[Tensor], Any]] = {
     "rows of a kind that the example lacks": lambda h: (h, (h[:, 0, 0] > 99).nonzero()),
     "a count of what the example lacks": lambda h: (h, (h > 99).sum()),
 }
@@ -184,8 +201,51 @@ def test_whole_numbers_that_microbatches_do_not_tell_are_refused_by_name(kind: s
         runtime.step(x, return_outputs=True)
 
 
+@pytest.mark.parametrize("kind", MEANS)
+def test_means_over_rows_are_those_of_the_batch(kind: str) -> None:
+    compared(MEANS[kind], mean_of_first)
+
+
+@pytest.mark.parametrize("kind", LATER)
+def test_sums_that_are_nought_for_the_example_are_those_of_the_batch(kind: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, 4).double()
+    model = Net(LATER[kind]).double()
+    with torch.no_grad():
+        model.b.weight[:], model.b.bias[:] = model.b.weight.abs(), 0.0
+        model.a.weight[:], model.a.bias[:] = model.a.weight.abs(), 0.0
+    pipe = autopipe.split(model, 2, (-x.abs(),), costs="estimated", n_microbatches=3)
+    assert not model(-x.abs())[1].any()
+    assert model(x)[1].any()
+    outputs = pipe.runtime(loss_fn=mean_of_first).step(x, return_outputs=True).outputs
+    torch.testing.assert_close(outputs, model(x))
+
+
+@pytest.mark.parametrize("kind", NEITHER)
+def test_what_is_neither_mean_nor_sum_of_rows_is_refused_by_name(kind: str) -> None:
+    runtime, x = in_three(NEITHER[kind])
+    runtime.step(x)
+    with pytest.raises(InputError, match=r"output \w+ has no batch axis .* neither a mean nor a sum"):
+        runtime.step(x, return_outputs=True)
+
+
+BY_ROWS: dict[str, Callable[[Tensor], Any]] = {
+    "whether they are many": lambda h: (h, len(h) > 4),
+    "what they are called": lambda h: (h, "many" if len(h) > 4 else "few"),
+    "nothing of many": lambda h: (h, None if len(h) > 4 else 1),
+    "their number up to a limit": lambda h: (h, min(len(h), 4)),
+}
+
+
+@pytest.mark.parametrize("kind", BY_ROWS)
+def test_what_is_not_made_of_rows_but_goes_by_their_number_is_refused_by_its_line(kind: str) -> None:
+    runtime, x = in_three(BY_ROWS[kind])
+    with pytest.raises(InputError, match=r"test_runtime_outputs_joined\.py:\d+ asks how many rows there are"):
+        runtime.step(x)
+
+
 @pytest.mark.parametrize("kind", FIRST)
-def test_numbers_without_rows_that_do_not_add_up_are_told_by_name(
+def test_counts_of_what_the_example_lacks_are_told_by_name(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime, x = in_three(FIRST[kind])

@@ -44,7 +44,8 @@ class Outputs:
 
     def check(self, batch: Batch) -> None:
         """Raise :class:`InputError` for outputs that microbatches cannot give, such as ``x @ x.T``."""
-        steps = self._capture.variation.mixing.steps
+        mixing = self._capture.variation.mixing
+        steps = mixing.steps
         for name, axes in self._leaves(batch) if batch.n_microbatches > 1 else ():
             is_told = steps.get(name) is not None
             if axes is not None and len(axes) == 1 and not is_told and self._is_uneven(name, axes[0]):
@@ -59,6 +60,12 @@ class Outputs:
                     f"those of {batch.n_microbatches} microbatches do not tell the whole's; pass "
                     "n_microbatches=1 here, or do not ask for outputs"
                 )
+            if not axes and mixing.made_of_rows.get(name) == "neither":
+                raise InputError(
+                    f"output {name} has no batch axis and hangs on the rows of a batch, of which it is "
+                    f"neither a mean nor a sum: those of {batch.n_microbatches} microbatches do not give "
+                    "the whole's; pass n_microbatches=1 here, or do not ask for outputs"
+                )
             if axes is not None and len(axes) > 1:
                 raise InputError(
                     f"output {name} has the batch in its axes {', '.join(map(str, axes))}: "
@@ -72,9 +79,9 @@ class Outputs:
         """Flat output leaves of the full batch from those of each microbatch.
 
         A tensor with a batch axis is concatenated along it, numbers of rows as they are in the batch; a
-        scalar is averaged by ``weights``, a sum over rows added up; a Python number made of sizes is what the
-        full batch's make. The rest is taken from the first microbatch; a warning says so where another one's
-        differs, or may.
+        scalar is averaged by ``weights``, another mean over rows by these, a sum added up; a Python number
+        made of sizes is what the full batch's make. The rest is taken from the first microbatch; a warning
+        says so where another one's differs, or may.
         """
         if len(parts) == 1:
             return list(parts[0])
@@ -110,16 +117,19 @@ class Outputs:
                 if name in mixing.blocks
                 else concatenated(leaf, axes[0])
             )
-        if are_tensors and leaf[0].ndim == 0 and leaf[0].is_floating_point():
-            if name in mixing.summed:
-                return torch.stack([*leaf]).double().sum().to(leaf[0].dtype)
-            shares = _shares(weights, batch.rows) if mixing.summed else weights
-            return weighted(leaf, shares).to(leaf[0].dtype)
-        if mixing.adds.get(name):
-            return torch.stack([*leaf]).sum(0, dtype=leaf[0].dtype) if are_tensors else sum(leaf)
         if axes is None and are_tensors and _lead_with(batch.rows, leaf):
             return torch.cat(list(leaf))
-        is_other = name in mixing.adds or not all(_are_equal(leaf[0], x) for x in leaf[1:])
+        made = mixing.made_of_rows.get(name)
+        if made == "sum":
+            return torch.stack([*leaf]).sum(0, dtype=leaf[0].dtype) if are_tensors else sum(leaf)
+        if made == "mean":
+            return _mean(leaf, batch.rows)
+        if are_tensors and all(t.numel() == 1 and t.is_floating_point() for t in leaf):
+            if name in mixing.summed:
+                return torch.stack([*leaf]).double().sum(0).to(leaf[0].dtype)
+            shares = _shares(weights, batch.rows) if mixing.summed else weights
+            return weighted(leaf, shares).to(leaf[0].dtype).reshape(leaf[0].shape)
+        is_other = made is not None or not all(_are_equal(leaf[0], x) for x in leaf[1:])
         if is_other and name not in self._warned:
             self._warned.add(name)
             _logger.warning(
@@ -251,6 +261,13 @@ def _of_blocks(pieces: Sequence[Tensor], axis: int, rows: Sequence[int]) -> Tens
     """The batch of pieces that have, along an axis, a place for each row, then another for each."""
     each = [t.unflatten(axis, (-1, n)) for t, n in zip(pieces, rows, strict=True)]
     return torch.cat(each, axis + 1).flatten(axis, axis + 1)
+
+
+def _mean(pieces: Sequence[Any], rows: Sequence[int]) -> Any:
+    """The mean over the rows of a batch of tensors, or numbers, that are means over those of pieces."""
+    if not isinstance(pieces[0], Tensor):
+        return sum(n * piece for n, piece in zip(rows, pieces, strict=True)) / sum(rows)
+    return sum(n * t.double() for n, t in zip(rows, pieces, strict=True)).div(sum(rows)).to(pieces[0].dtype)
 
 
 def _shares(weights: Sequence[float | Tensor], rows: Sequence[int]) -> Sequence[float | Tensor]:

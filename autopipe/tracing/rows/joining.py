@@ -1,14 +1,15 @@
 """How outputs that whole numbers or sums of rows make up are joined of those of the pieces of a batch.
 
 Whole numbers may say which rows they are of (``nonzero``, ``arange(len(x))``), so that each row ahead adds as
-much to them, or how many there are (``len(x)``), so that those of the pieces add up. Floating-point numbers
-are told by ``results``; joining is left to ``runtime``.
+much to them, or how many there are (``len(x)``), so that those of the pieces add up. Vectors without rows may
+be means over rows. Single floating-point numbers are told by ``results``, beside those that are 0 for the
+rows it asks; joining is left to ``runtime``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,27 +28,27 @@ _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 
 def joining(
     samples: Iterable[Results], dim: Dim, shapes: _Shapes, *, takes_more: bool
-) -> tuple[dict[str, Any], dict[str, bool]]:
-    """What each row ahead adds to the outputs of whole numbers that have rows, and which others add up.
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """What each row ahead adds to the outputs of whole numbers that have rows, and what others are of rows.
 
     Both by name. What is added comes behind the axis of rows, a list where it is one number for each place of
     a row's value; None where rows are not made so: an order of them (``argsort``), say. Outputs that do
-    not hang on rows are not in the second; False are those that are no sum. Asked of ``samples`` of two rows
-    alone, and of three where the form ``takes_more``; of a further one where those before lack what is
-    counted.
+    not hang on rows are not in the second; those that do are a ``"sum"``, a ``"mean"``, ``"neither"``, or
+    ``"unknown"``, as rows tried here lack what is counted. Asked of ``samples`` of two rows alone, and of
+    three where the form ``takes_more``; of a further one where those before lack what is counted.
     """
     steps: dict[str, Any] = {}
-    adds: dict[str, bool] = {}
+    made: dict[str, str] = {}
     untold: Collection[str] | None = None
     for sample in samples:
         try:
-            untold = _ask(sample, dim, shapes, takes_more, steps, adds, untold)
+            untold = _ask(sample, dim, shapes, takes_more, steps, made, untold)
         except Exception as error:
             # any Python of the model, on rows that it may not take
             _logger.debug("how outputs of pieces are joined could not be told: %s", error)
         if not (untold is None or untold):
             break
-    return steps, adds
+    return steps, made
 
 
 def _ask(
@@ -56,7 +57,7 @@ def _ask(
     shapes: _Shapes,
     takes_more: bool,
     steps: dict[str, Any],
-    adds: dict[str, bool],
+    made: dict[str, str],
     names: Collection[str] | None,
 ) -> set[str]:
     """Note what a sample tells of outputs by these ``names``, or of all; those of which it tells nothing."""
@@ -64,7 +65,7 @@ def _ask(
         (i, call, at)
         for i, call in enumerate(both.leaves)
         if (names is None or call.name in names)
-        and _is_asked(both.of("ab")[i], at := _row_axes(call, dim, shapes))
+        and _is_asked(both.of("ab")[i], at := _row_axes(call, dim, shapes), is_anew=names is not None)
     ]
     orders = ("aa", "bb", "ab", "ba", *(["bab"] if takes_more else []))
     given = {rows: both.placed(rows) for rows in orders} if asked else {}
@@ -82,10 +83,14 @@ def _ask(
             if step is None or step.any() or at != axes(call, 0, dim, shapes):
                 steps[call.name] = None if step is None else (at[0], step.tolist())
         else:
-            is_sum = False if call.name in untold else _adds_up(values)
-            adds.pop(call.name, None)
-            if is_sum is not None:
-                adds[call.name] = is_sum
+            how = "unknown" if call.name in untold else _made_of_rows(values)
+            if how == "neither" and not (
+                call.depends & Depends.INPUT or isinstance(both.of("ab")[i], Tensor)
+            ):
+                how = "unknown"  # sizes alone tell it
+            made.pop(call.name, None)
+            if how and not (is_number(values["ab"]) and is_number(both.of("ab")[i]) and how != "sum"):
+                made[call.name] = how
     return untold
 
 
@@ -119,12 +124,16 @@ def _tensor(value: Any) -> Any:
     return torch.tensor(value, dtype=torch.float64 if type(value) is float else None, device="cpu")
 
 
-def _is_asked(given: Any, at: Sequence[int]) -> bool:
-    """Whether a value with rows along such axes is asked; ``results`` asks floats with rows, and numbers."""
+def _is_asked(given: Any, at: Sequence[int], *, is_anew: bool) -> bool:
+    """Whether a value with rows along such axes is asked; ``results`` asks floats with rows, and numbers.
+
+    Of numbers it does where they are not 0, so that these are asked ``is_anew``, of other rows.
+    """
     value = _tensor(given)
     if not isinstance(value, Tensor) or value.is_nested or value.is_complex():
         return False
-    is_told = value.is_floating_point() and (at or is_number(given))
+    is_known = is_number(given) and not is_anew and bool(value.any())
+    is_told = value.is_floating_point() and (at or is_known)
     return len(at) < 2 and not is_told and value.layout is torch.strided
 
 
@@ -157,23 +166,25 @@ def _is_of_blocks(values: Mapping[str, Tensor], axis: int) -> bool:
     return step is not None and not step.any()
 
 
-def _adds_up(values: Mapping[str, Tensor]) -> bool | None:
-    """Whether a value is a sum over rows; None where it stays, or where a float is no sum.
+def _made_of_rows(values: Mapping[str, Tensor]) -> str:
+    """Whether a value is a ``"sum"`` or an even ``"mean"`` over rows, or ``"neither"``; empty where it stays.
 
-    Means of floating-point numbers are as unlike in pieces as they are: that is seen there.
+    ``"unknown"`` where two rows do not tell a mean from a sum.
     """
     if len({(t.shape, t.dtype) for t in values.values()}) > 1:
-        return False
-    is_float = values["ab"].is_floating_point()
+        return "neither"
+    kind = values["ab"].dtype
     told = {rows: t.double() for rows, t in values.items()}
     if all(torch.equal(told["ab"], t) for t in told.values()):
-        return None
-    halves = {row: told[row * 2] / 2 for row in "ab"}
-    sums = {rows: torch.stack([halves[row] for row in rows]).sum(0) for rows in told}
-    level = {torch.float64: ALLOWED.get(values["ab"].dtype, 0.1)}
-    is_sum = all(
-        is_close(found, sums[rows], level) if is_float else torch.equal(found, sums[rows])
-        for rows, found in told.items()
-    )
-    is_sum = is_sum and "bab" in values and values["ab"].dtype is not torch.bool
-    return is_sum or (None if is_float else False)
+        return ""
+    level = {torch.float64: ALLOWED.get(kind, 0.1) if kind.is_floating_point else 0.0}
+
+    def is_as(expected: Callable[[Tensor], Tensor]) -> bool:
+        each = {rows: expected(torch.stack([told[row * 2] for row in rows])) for rows in told}
+        return all(is_close(found, each[rows], level) for rows, found in told.items())
+
+    is_sum = kind is not torch.bool and is_as(lambda rows: rows.sum(0) / 2)
+    is_mean = kind.is_floating_point and is_as(lambda rows: rows.mean(0))
+    if (is_sum or is_mean) and "bab" not in values:
+        return "unknown"
+    return "sum" if is_sum else "mean" if is_mean else "neither"

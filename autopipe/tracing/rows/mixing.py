@@ -80,7 +80,7 @@ def mixing(
     sums: list[bool] = []
     summed, blocks = set[str](), set[str]()
     steps: dict[str, Any] = {}
-    adds: dict[str, bool] = {}
+    made_of_rows: dict[str, str] = {}
     elsewhere, own = False, own or OwnBackwards(code, dim, shapes)
     beyond: list[tuple[int, str]] = []
     untold = unasked = ""
@@ -119,9 +119,9 @@ def mixing(
                         blocks |= both.blocks(dim, shapes)
                         if not is_longer:
                             samples = itertools.chain([both], _of_others(results, given, dim))
-                            told_steps, told_adds = joining(samples, dim, shapes, takes_more=more)
+                            told_steps, told_made = joining(samples, dim, shapes, takes_more=more)
                             steps |= told_steps
-                            adds |= told_adds
+                            made_of_rows |= told_made
                     is_sure, seen = not is_longer, both
                     break
                 except Exception as error:
@@ -155,7 +155,7 @@ def mixing(
         summed=() if found[False] else tuple(sorted(summed)),
         blocks=() if found[False] else tuple(sorted(blocks)),
         steps={} if found[False] else steps,
-        adds={} if found[False] else adds,
+        made_of_rows={} if found[False] else made_of_rows,
         is_asked=bool(sums),
         elsewhere=elsewhere,
         beyond=min(beyond, default=None),

@@ -35,8 +35,9 @@ class Mixing:
     that was looked at: means are then even ones, or over labels. ``summed`` are the numbers, by name, that
     are sums, whatever others are; ``blocks`` the outputs with several places for each row, of which one of
     all rows comes ahead of the next, as in ``cat([h, -h])``. ``steps``: the axis of rows of whole
-    numbers and what each row ahead adds to them, by output; None where no number tells. ``adds``: whether an
-    output without rows that hangs on them is a sum, means of floats apart. ``by_call`` are buffers
+    numbers and what each row ahead adds to them, by output; None where no number tells. ``made_of_rows``:
+    whether an output without rows that hangs on them is a ``"sum"``, an even ``"mean"`` or ``"neither"``,
+    where that is not ``"unknown"``, means that are single numbers apart. ``by_call`` are buffers
     and attributes that a training forward leaves otherwise when it is called on the rows in two batches,
     where nothing else is to be said of them. ``carried`` says what it leaves for the next call, which goes
     by it. ``one_row`` says what drops the axis of rows where there is one, or fails there: microbatches then
@@ -53,7 +54,7 @@ class Mixing:
     summed: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     blocks: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     steps: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
-    adds: Mapping[str, bool] = dataclasses.field(default_factory=dict, compare=False)
+    made_of_rows: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
     is_asked: bool = dataclasses.field(default=False, compare=False)
     points: bool = False
     by_call: tuple[str, ...] = ()
