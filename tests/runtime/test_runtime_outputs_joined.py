@@ -229,21 +229,6 @@ def test_what_is_neither_mean_nor_sum_of_rows_is_refused_by_name(kind: str) -> N
         runtime.step(x, return_outputs=True)
 
 
-BY_ROWS: dict[str, Callable[[Tensor], Any]] = {
-    "whether they are many": lambda h: (h, len(h) > 4),
-    "what they are called": lambda h: (h, "many" if len(h) > 4 else "few"),
-    "nothing of many": lambda h: (h, None if len(h) > 4 else 1),
-    "their number up to a limit": lambda h: (h, min(len(h), 4)),
-}
-
-
-@pytest.mark.parametrize("kind", BY_ROWS)
-def test_what_is_not_made_of_rows_but_goes_by_their_number_is_refused_by_its_line(kind: str) -> None:
-    runtime, x = in_three(BY_ROWS[kind])
-    with pytest.raises(InputError, match=r"test_runtime_outputs_joined\.py:\d+ asks how many rows there are"):
-        runtime.step(x)
-
-
 @pytest.mark.parametrize("kind", FIRST)
 def test_counts_of_what_the_example_lacks_are_told_by_name(
     kind: str, caplog: pytest.LogCaptureFixture

@@ -36,7 +36,6 @@ __all__ = ["FormPairs", "two_rows"]
 
 _logger = logging.getLogger("autopipe")
 _MOST_ROWS = 8
-_CONSTANTS = (bool, int, float, str, type(None))
 _Batch = Mapping[str, Tensor]
 
 
@@ -151,8 +150,6 @@ class FormPairs:
             per_row = of_sum if here.variation.mixing.sums else 1.0
             pairs = ((*made.values[k], other.values[k][1]) for k in made.values)
             if any(_is_other(*pair, dim, here.variation, per_row) for pair in pairs):
-                return asked
-            if any(_is_other_constant(made.values[k], other.values[k]) for k in made.values):
                 return asked
             if made.of_rows is not None and not _is_alike(made.of_rows, other.of_rows, 1.0):
                 return f"{asked}, which changes gradients"
@@ -301,13 +298,6 @@ def _is_other(call: Any, here: Any, there: Any, dim: Dim, variation: Variation, 
         return not is_close((here * per_row).nan_to_num(), there.nan_to_num(), ROUNDED)
     rows = axes(call, 0, dim, variation.shapes) if isinstance(call, Call) else []
     return any(a >= there.ndim or not _is_same(here, there, a) for a in rows)
-
-
-def _is_other_constant(here: tuple[Any, Any], there: tuple[Any, Any]) -> bool:
-    """Whether two forms give other things of which one is a constant, as ``len(x) > 4`` is in both."""
-    (one, own), (other, its) = here, there
-    is_constant = not (isinstance(one, Call) and isinstance(other, Call))
-    return is_constant and type(own) in _CONSTANTS and type(its) in _CONSTANTS and repr(own) != repr(its)
 
 
 def _is_alike(here: Tensor, there: Tensor | None, per_row: float) -> bool:
