@@ -257,3 +257,43 @@ def test_what_a_tail_is_given_without_rows_is_made_in_it_in_every_form():
     expected = model(x).detach()
     torch.testing.assert_close(runtime.step(x).loss.detach().as_subclass(torch.Tensor), expected)
     torch.testing.assert_close(runtime.evaluate(x).loss.as_subclass(torch.Tensor), expected)
+
+
+class PerTask(nn.Module):
+    """A mean over tasks of the means over rows that have a label, as for tables with gaps."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x, y, there):
+        h, losses = self.b(torch.tanh(self.a(x))), []
+        for task in range(3):
+            rows = there[:, task] > 0
+            if rows.any():
+                losses.append(F.mse_loss(h[rows, task], y[rows, task]))
+        return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("seed", [3, 11, 21, 22])
+def test_tasks_of_which_rows_have_no_label_are_those_of_the_batch_or_refused(seed):
+    """Where the example's first rows have no label of a task, and where one of microbatches has none."""
+    torch.manual_seed(seed)
+    model = PerTask().double()
+    given = [
+        (torch.randn(n, 6).double(), torch.randn(n, 3).double(), (torch.rand(n, 3) > 0.4).float())
+        for n in (6, 8, 5)
+    ]
+    given[0][2][:2, 1] = 0.0
+    runtime = autopipe.split(model, 2, given[0], n_microbatches=3, costs="estimated").runtime()
+    for args in given:
+        twin = copy.deepcopy(model)
+        loss = twin(*args)
+        loss.backward()
+        model.zero_grad()
+        try:
+            found = runtime.step(*args).loss
+        except autopipe.InputError:
+            found = runtime.step(*args, n_microbatches=1).loss
+        assert abs(found.item() - loss.item()) < EXACT
+        assert worst(runtime.named_parameters(), twin) < EXACT

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...errors import AutopipeError, InputError
 from ...stages import Stage, relative_error, run_values
 from ...tracing.calls.labels import DEFAULTS, MODULES
-from ...tracing.rows.tail import join, row_axes
+from ...tracing.rows.tail import join, row_axes, taken_amiss
 from ...tracing.state.whole_layers import MODE_OF
 from .microbatch import Batch, Splitter, with_forms
 from .outputs import Outputs
@@ -46,6 +46,7 @@ class MixedRows:
         self._warned = False
         self._mixing, self._tail = self._variation.mixing, self._variation.tail
         self._by_mode, self._n_checked = "", 0
+        self._amiss: dict[tuple[int, int, bool], str] = {}
 
     def check_tables(self) -> None:
         """Raise :class:`InputError` where tables by which rows are taken hold something else than before."""
@@ -69,6 +70,7 @@ class MixedRows:
         always, training = found.always, found.training or ("" if found.by_call else found.carried)
         if self._is_whole:
             always, training = "", tail.before
+            self._check_taken(batch)
         forms = self._capture.forms[self._model.training]
         usual = self._capture.own[self._model.training][0]
         others = [forms[number].variation.mixing for number in sorted({*batch.forms} - {usual})]
@@ -109,6 +111,22 @@ class MixedRows:
         if found.said_untold and not self._warned:
             self._warned = True
             _logger.warning("%s: %s", name, found.said_untold)
+
+    def _check_taken(self, batch: Batch) -> None:
+        """Raise :class:`InputError` where microbatches do not make what the form of the whole batch takes."""
+        *parts, whole = batch.forms or (0,)
+        training = self._model.training
+        for number in sorted({*parts} - {whole}):
+            at = number, whole, training
+            if at not in self._amiss:
+                forms = self._capture.forms[training]
+                self._amiss[at] = taken_amiss(forms[number].graph, forms[whole].graph, self._tail)
+            if name := self._amiss[at]:
+                raise InputError(
+                    f"{name}, which the end of {type(self._model).__name__} takes of the whole batch, is not "
+                    "made in microbatches that go another way by their values, or is something else there; "
+                    "pass n_microbatches=1 for such a batch"
+                )
 
     def settle(self) -> None:
         """After a call: what its first few change in layers themselves is no change of the model."""

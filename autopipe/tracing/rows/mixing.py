@@ -47,6 +47,8 @@ from .varied_data import of_other_sign
 __all__ = ["mixing", "rows_of"]
 
 _logger = logging.getLogger("autopipe")
+_MOST_PAIRS = 4
+"""So many pairs of the example's rows are looked through for one of which a model gives numbers."""
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _Look = Callable[[Call, Any], Any]
 
@@ -105,6 +107,9 @@ def mixing(
                 is_longer = dim.example > 2 and not alone
                 try:
                     both = results(given, alone, watch=None if training else evaluated)
+                    if alone and not both.is_finite("ab"):
+                        # the first two rows lack what the model asks, such as labels of each kind
+                        both = next(filter(_is_finite, _of_further(results, given, dim)), both)
                     more = takes(3 if alone else dim.example + 1)
                     found[training] = (
                         mixed_in(both, dim, shapes)
@@ -164,11 +169,27 @@ def mixing(
     )
 
 
-def _of_others(results: Callable[..., Results], given: Mapping[str, Tensor], dim: Dim) -> Iterator[Results]:
-    """What comes of other two rows alone: the example's next ones, of which then one has the other sign."""
+def _of_further(results: Callable[..., Results], given: Mapping[str, Tensor], dim: Dim) -> Iterator[Results]:
+    """What comes of the example's further rows, two alone at a time; see :data:`_MOST_PAIRS`."""
+    for first in range(2, min(dim.example, 2 * _MOST_PAIRS), 2):
+        yield results(_from_row(given, dim, first), True)
+
+
+def _is_finite(both: Results) -> bool:
+    return both.is_finite("ab")
+
+
+def _from_row(given: Mapping[str, Tensor], dim: Dim, first: int) -> dict[str, Tensor]:
+    """The example's tensors with the rows ahead of the first one at their end."""
     turned = dict(given)
     for name, axis in dim.where:
-        turned[name] = given[name].detach().roll(-2, axis).requires_grad_(given[name].requires_grad)
+        turned[name] = given[name].detach().roll(-first, axis).requires_grad_(given[name].requires_grad)
+    return turned
+
+
+def _of_others(results: Callable[..., Results], given: Mapping[str, Tensor], dim: Dim) -> Iterator[Results]:
+    """What comes of other two rows alone: the example's next ones, of which then one has the other sign."""
+    turned = _from_row(given, dim, 2)
     floats = {n for n, axis in dim.where if given[n].is_floating_point() and given[n].shape[axis] > 1}
     for rows in (turned, of_other_sign(turned, dim, floats)):
         try:

@@ -312,5 +312,7 @@ def _detached(value: Any) -> Any:
 def _is_same(here: Tensor, there: Tensor, axis: int) -> bool:
     """Whether two values have the same rows; where one has more of them, they are copies of the first."""
     if here.shape[axis] != there.shape[axis]:
+        if not here.shape[axis] or not there.shape[axis]:
+            return False
         here, there = here.select(axis, 0), there.select(axis, 0)
     return here.shape == there.shape and is_close(here, there, ROUNDED)

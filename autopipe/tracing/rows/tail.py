@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ...graph import Dim, OpGraph, batch_dim
 from ...units import Size
@@ -38,7 +38,7 @@ from .per_call_state import carriers
 from .results import ALLOWED, ROUNDED, Rows, is_close
 from .varied_data import made_of_rows, unlike
 
-__all__ = ["find_tail", "join", "row_axes"]
+__all__ = ["find_tail", "join", "row_axes", "taken_amiss"]
 
 MOST_PARAMETERS = 0.5
 """The share of a model's parameters that its tail may have: with more, the mixing is in the middle."""
@@ -65,6 +65,42 @@ def join(parts: Sequence[Any], axes: Sequence[int | None]) -> Any:
         axis = next(places) if isinstance(column[0], Tensor) else None
         out.append(column[0] if axis is None else concatenated(column, axis))
     return unflatten(spec, out)
+
+
+def taken_amiss(piece: fx.Graph, whole: fx.Graph, tail: Tail) -> str:
+    """The first value, by name, that the tail of a batch's form takes and a piece's form does not make.
+
+    Forms have common names for calls that are alike: one with other constants, as of another column of a
+    table, is something else under the same name, and so is what is made of it.
+    """
+    made = {node.name: node for node in piece.nodes}
+    inside, others = {*tail.ops}, set[str]()
+    for node in whole.nodes:
+        given = [n for n in node.all_input_nodes if n.op not in ("placeholder", "get_attr")]
+        if node.op == "output" or node.name in inside:
+            taken = (n.name for n in given if n.name not in inside and n.name not in tail.again)
+            amiss = next((name for name in taken if name not in made or name in others), "")
+            if amiss:
+                return amiss
+        elif node.name in made and (
+            any(n.name in others for n in given) or _has_other_constants(node, made[node.name])
+        ):
+            others.add(node.name)
+    return ""
+
+
+def _has_other_constants(a: fx.Node, b: fx.Node) -> bool:
+    (ours, spec), (theirs, other_spec) = (flatten((list(n.args), dict(n.kwargs))) for n in (a, b))
+    return spec == other_spec and any(map(_are_other_constants, ours, theirs))
+
+
+def _are_other_constants(a: Any, b: Any) -> bool:
+    """Whether both are constants, and not the same; a value, or nothing, in the place of one is no other."""
+    if isinstance(a, slice) and isinstance(b, slice):
+        parts = ((x.start, x.stop, x.step) for x in (a, b))
+        return any(map(_are_other_constants, *parts))
+    are_plain = not any(x is None or isinstance(x, fx.Node) for x in (a, b))
+    return are_plain and type(a) is type(b) and isinstance(a, (bool, int, float, str)) and a != b
 
 
 def find_tail(
