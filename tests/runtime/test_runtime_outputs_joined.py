@@ -242,6 +242,7 @@ TOLD_BY_SIZE: dict[str, Callable[[Tensor], Any]] = {
     "a truth": lambda h: (h, len(h) > 3),
     "of a word": lambda h: (h, len("large" if len(h) > 3 else "as small")),
     "a number": lambda h: (h, 0.5 if len(h) > 3 else 2),
+    "nothing": lambda h: (h, None if len(h) > 3 else 2),
 }
 
 

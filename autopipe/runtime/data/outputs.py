@@ -86,7 +86,7 @@ class Outputs:
         if len(parts) == 1:
             return list(parts[0])
         joined, left = [], self._capture.nodes_left
-        of_all = self._nodes(batch.of_all[0]) if len(batch.of_all) == 1 else [None] * len(parts[0])
+        of_all = self._nodes(batch.of_all[0]) if len(batch.of_all) == 1 else [_Untold] * len(parts[0])
         for (name, axes), node, constant, leaf in zip(
             self._leaves(batch), self._nodes(), of_all, zip(*parts, strict=True), strict=True
         ):
@@ -179,7 +179,7 @@ class Outputs:
         return whole if whole is not None and parts == list(leaf) else None
 
 
-_PLAIN = (bool, int, float, str)
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def _dims(graph: OpGraph, batch: Batch) -> list[dict[str, int]]:
