@@ -292,8 +292,10 @@ def test_a_draft_that_is_kept_is_looked_for_again_unless_it_is_proved(monkeypatc
     @functools.wraps(chain)
     def bounded(problem, **options):
         answer = chain(problem, **options)
-        found.append(dataclasses.replace(answer, lower_ns=int(lower * answer.bottleneck_ns)))
-        return found[-1]
+        answer = dataclasses.replace(answer, lower_ns=int(lower * answer.bottleneck_ns))
+        if any(net.send_ns for net in problem.nets):  # the bound on steps has one where nothing is sent
+            found.append(answer)
+        return answer
 
     monkeypatch.setattr("autopipe.api.planning.solve", told)
     monkeypatch.setattr("autopipe.solve.answers.chain", bounded)

@@ -102,7 +102,7 @@ def test_first_microbatches_make_their_gradients_and_are_paid_for_once_a_step(
     assert begun_s == kept.start_s  # nothing is measured again
     share = 0.04 / 0.02
     microbatch_s = sum(c.forward_s + c.backward_s for c in kept.costs.values())
-    assert kept.start_s == pytest.approx(share * microbatch_s, rel=0.2)
+    assert kept.start_s == pytest.approx(share * microbatch_s, rel=0.5)
 
 
 @pytest.mark.parametrize(
