@@ -121,7 +121,8 @@ class Op:
     source: ``file:line`` of the call in the model's own code, or "".
     outputs: every tensor in the op's value, flattened in order.
     is_size: the value is a Python number made from shapes, not a tensor; never worth sending.
-    parameters, buffers: first names of those the op reads, in order of first use.
+    parameters, buffers: first names of those the op reads, in order of first use. Parameters that take no
+        gradients and that ops write to (momentum encoders) are among the buffers.
     mutated_buffers: those of ``buffers`` the op writes in place (batch-norm statistics, running means).
     is_random: the op draws from a random number generator in training.
     is_tainted: the value depends on input data, not only on shapes and constants.

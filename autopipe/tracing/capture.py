@@ -43,7 +43,7 @@ from .sizes.variation import Variation
 from .state.example_data import check_values, device_of, fresh
 from .state.garbage import seldom_searched
 from .state.global_hooks import unseen
-from .state.state import preserved
+from .state.state import preserved, written_in
 from .state.tensor_classes import check_answers
 from .state.whole_layers import WholeLayers
 from .validation import validated_forms, with_more_sizes_free
@@ -337,5 +337,6 @@ def _captured(
         answers=made.answers(),
         notes=(*session.notes, *notes_on(made)),
         left=made.forms[True][0].left,
+        written=written_in(model),
         new_forms=NewForms(session, made),
     )

@@ -38,6 +38,7 @@ from .runs.size_attributes import follow_sizes, sizes_of
 from .sizes.variation import Variation
 from .state.example_data import all_on
 from .state.readers import Change, Kind
+from .state.state import note_written
 from .state.whole_layers import WholeLayers
 
 __all__ = ["Capture"]
@@ -79,6 +80,7 @@ class Capture:
         else than the first of rows that ask for the first.
     notes: what a user should know of how the model was recorded.
     left: attributes in which the model's own code leaves what it computes; stages do not.
+    written: the parameters, by name, that its graphs write to.
     at: sizes that it was recorded at, where they are not the example's for a reason.
     new_forms: what records forms for inputs of later calls that none covers; None in a copy.
     assumptions: the state that the model's own code may have read; a change that matters is refused.
@@ -112,6 +114,7 @@ class Capture:
     answers: dict[tuple[Form, Form], str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
     at: Mapping[Dim, int] = dataclasses.field(default_factory=dict)
     new_forms: NewForms | None = dataclasses.field(default=None, repr=False)
 
@@ -120,6 +123,10 @@ class Capture:
         made = ("modules", "_modules_of_others")
         kept = {k: v for k, v in vars(self).items() if k not in made}
         return {**kept, "new_forms": None, "others": [kind for kind in self.others if not kind.n_changes]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        note_written(self.model, self.written)
 
     @functools.cached_property
     def modules(self) -> dict[bool, fx.GraphModule]:

@@ -67,13 +67,15 @@ def make_workers(
             continue
         planned, by_name = plan.stages[stage.index], capture.ops.by_name
         ops = [by_name[name] for name in planned.ops if name in by_name]
+        # parameters that a forward moves would be moved again
+        moves = any(not capture.ops.parameter[n].is_buffer for op in ops for n in op.mutated_buffers)
         workers[section.index] = worker = (TailWorker if is_tail else Worker)(
             stage,
             section,
             edges,
             loss=loss,
             forward_context=autocast_context(autocast, device),
-            recompute=planned.recompute and not is_tail,
+            recompute=planned.recompute and not (is_tail or moves),
             mutated=() if is_tail else written_buffers(stage, ops),
             is_random=any(op.is_random for op in ops),
             derives=any(

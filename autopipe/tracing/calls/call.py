@@ -189,7 +189,8 @@ class Recording:
     calls that leave them, which calls in the other mode go by; ``modes`` the training flag, the path and
     the mode left there of each module that glue sets to a mode; ``replaced`` the buffers that glue puts
     others in the place of, which the calls write to, and ``rebuilt`` those in whose place it puts others of
-    other sizes, as tables are, which stages leave as they are; ``given`` the inputs it was made on, where
+    other sizes, as tables are, which stages leave as they are; ``moved`` the parameters that the calls write
+    to otherwise each time, as a moving average of others is; ``given`` the inputs it was made on, where
     those are not the example.
     ``program`` is how it was last run again.
     """
@@ -215,6 +216,7 @@ class Recording:
     modes: frozenset[tuple[bool, str, bool]] = frozenset()
     replaced: frozenset[str] = frozenset()
     rebuilt: frozenset[str] = frozenset()
+    moved: frozenset[str] = frozenset()
     given: Mapping[str, torch.Tensor] | None = dataclasses.field(default=None, repr=False, compare=False)
     program: Any = dataclasses.field(default=None, repr=False, compare=False)
 

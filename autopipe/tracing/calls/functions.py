@@ -112,6 +112,10 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
         "setitem",
     ]
 } | {"__and__": operator.and_, "__or__": operator.or_, "__xor__": operator.xor}
+_IN_PLACE = {
+    "__setitem__", "__set__", "__iadd__", "__iand__", "__ifloordiv__", "__ilshift__", "__imod__", "__imul__",
+    "__ior__", "__ipow__", "__irshift__", "__isub__", "__itruediv__", "__ixor__",
+}  # fmt: skip
 _REFLECTED = {
     f"__r{name}__": getattr(operator, name)
     for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
@@ -197,7 +201,7 @@ def takes_numpy(actual: Any) -> bool:
 
 def writes_in_place(name: str, actual: Any) -> bool:
     """Whether a function's name says that it writes to its first argument."""
-    return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
+    return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
 
 
 def changes_itself(call: Call) -> bool:

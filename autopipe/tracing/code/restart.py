@@ -7,7 +7,7 @@ them pass.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "KeepReads",
     "Method",
     "OpenLeaf",
+    "PutBack",
     "Restart",
     "Statement",
     "TellMethod",
@@ -70,6 +71,14 @@ class KeepMode(Restart):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.path = path
+
+
+class PutBack(Restart):
+    """With parameters, by name, put back after each run as small ones are: the model writes to them."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+        super().__init__(*self.names)
 
 
 class FollowCasts(Restart):

@@ -45,7 +45,8 @@ def build(
     modes = _modes(by_mode)
     specs = parameter_specs(model)
     first = {n: p.name for p in specs for n in p.names}
-    is_buffer = {p.name for p in specs if p.is_buffer}
+    moved = {first[n] for f in forms for n in f.moved}  # which are to ops as buffers are
+    is_buffer = {p.name for p in specs if p.is_buffer} | moved
     owned = _Owned(model, first, is_buffer, held)
     names = {c.name for c in calls}
     ops = tuple(_op(c, modes[c.name], owned, shape, kind) for c in calls)

@@ -199,6 +199,7 @@ class Recorder(TorchFunctionMode):
             modes=frozenset((self.training, *each) for each in self.modes.left()),
             replaced=frozenset(self.buffers.names),
             rebuilt=frozenset(self.buffers.tables),
+            moved=frozenset(self.bounded.moved),
         )
 
     def __torch_function__(

@@ -280,7 +280,8 @@ class Referee:
             gradients = {} if self._knows_gradients else self._gradients(outputs, tensors)
         rebuilt = self.forms[training].rebuilt
         held = ((n, b) for n, b in self.model.named_buffers() if n not in rebuilt)
-        buffers = {n: b.detach().clone() for n, b in held}
+        moved = ((n, self.named[n]) for n in self.forms[training].moved)
+        buffers = {n: t.detach().clone() for n, t in (*held, *moved)}
         rest = [v for v in given_out if not isinstance(v, Tensor)]
         plain, requiring = [t.detach() for t in outputs], [t.requires_grad for t in outputs]
         return _Shown(plain, requiring, rest, spec, gradients, buffers, drawn, leaves)

@@ -24,7 +24,7 @@ from .held_back import RowGradients, holds_back
 from .mixing import mixing, rows_of
 from .one_row import fault_in_one_row
 from .other_answers import FormPairs, two_rows
-from .per_call_state import CallsInTurn, by_call, carried_by
+from .per_call_state import CallsInTurn, by_call, carried_by, movers
 from .tail import find_tail
 
 __all__ = ["Chosen", "answered_apart", "with_rows", "with_rows_of_the_example", "without_rows"]
@@ -62,6 +62,9 @@ def with_rows_of_the_example(
         calls = CallsInTurn(session.code, forms[True], given, loose, session.device, session.start)
         written = () if found.training else by_call(calls)
         found = dataclasses.replace(found, by_call=written, carried=carried_by(calls))
+    moved = sorted(frozenset[str]().union(*(form.moved for form in forms.values())))
+    if moved and not found.carried:
+        found = dataclasses.replace(found, carried=f"one call moves {', '.join(moved[:3])} for the next")
 
     def tail_from(names: Collection[str]) -> Tail:
         tail = find_tail(session.code, *told, session.start, found, names, takes=takes)
@@ -83,12 +86,19 @@ def with_rows_of_the_example(
     if found.carried and tail.ops:
         # all that writes is in the tail, which runs once
         found = dataclasses.replace(found, by_call=())
+    if not all(_moves_inside(form, tail) for form in forms.values()):
+        found = dataclasses.replace(found, by_call=tuple(dict.fromkeys((*found.by_call, *moved))))
     if remade := sorted(session.runs.repeats.remade):
         found = dataclasses.replace(found, always=f"each call makes {', '.join(remade[:3])} anew")
         tail = Tail(obstacle="the gradients of what a microbatch replaces are lost")
     if not known:
         found = _of_one_row(session, forms, given, loose, tail, found)
     return dataclasses.replace(variation, mixing=found, tail=tail)
+
+
+def _moves_inside(form: Recording, tail: Tail) -> bool:
+    """Whether all that moves parameters runs once, on the whole batch."""
+    return {c.name for c in movers(form)} <= {*tail.ops}
 
 
 def _of_one_row(
@@ -183,6 +193,8 @@ def with_rows(
     if own is not None and not mixed.always and (tail.ops or not known.always):
         backward = _in_backward(session, form, given, loose, own, tail)
         mixed = dataclasses.replace(mixed, backward=next(iter(backward.values()), ""))
+    if not (mixed.training or _moves_inside(form, tail)):
+        mixed = dataclasses.replace(mixed, training=f"each call moves {', '.join(sorted(form.moved)[:3])}")
     modes = (False, True) if is_shared else (form.training,)
     mixed = _of_one_row(session, dict.fromkeys(modes, form), given, loose, tail, mixed)
     return dataclasses.replace(variation, mixing=mixed)

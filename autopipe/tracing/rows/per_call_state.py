@@ -29,7 +29,7 @@ from ..state.example_data import close_to
 from ..state.state import seed
 from .results import EQUAL, SLIGHT, is_close
 
-__all__ = ["CallsInTurn", "by_call", "carried_by", "carriers"]
+__all__ = ["CallsInTurn", "by_call", "carried_by", "carriers", "movers"]
 
 _logger = logging.getLogger("autopipe")
 _AWAY = 1.25
@@ -158,6 +158,13 @@ def carried_by(calls: CallsInTurn) -> str:
         return ""
     names = [*calls.written] or sorted({c.path for c in calls.form.calls if c.name in calls.carrying})
     return f"one call leaves {', '.join(names[:3])} for the next, which goes by it"
+
+
+def movers(form: Recording) -> list[Call]:
+    """The calls that write to parameters which are otherwise after each call of a form."""
+    held = (c.storages for c in form.calls if c.op == "get_attr" and c.target in form.moved)
+    places = frozenset[int]().union(*held)
+    return [c for c in form.calls if c.op not in ("get_attr", "output") and c.writes & places]
 
 
 def carriers(code: OwnCode, form: Recording) -> frozenset[str]:

@@ -244,6 +244,7 @@ class Runs:
         )
         recorder.by_data, recorder.at.is_coarse = self.by_data, attempt.coarse
         recorder.reads.names_read = self.names_read
+        recorder.bounded.put_back = self.snapshot.tensors.keys()
         kept = recorder.opaque
         recorder.ledger.numbers.watch = shift or (Settling(attempt.settled) if attempt.settled else None)
         recorder.ledger.most = sys.maxsize if shift is None else shift.most

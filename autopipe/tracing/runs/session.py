@@ -30,6 +30,7 @@ from ..code.restart import (
     KeepReads,
     Method,
     OpenLeaf,
+    PutBack,
     Restart,
     Statement,
     TellMethod,
@@ -227,6 +228,9 @@ class Session:
                 continue
             except FollowCasts as found:
                 self.runs.casting.add(found.module)
+                continue
+            except PutBack as found:
+                self.runs.snapshot.include(found.names)
                 continue
             self.attempt.tried.add((leaf, False))
             self.attempt.divided.append(leaf)

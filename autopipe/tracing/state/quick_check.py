@@ -51,6 +51,10 @@ class Glance:
         self.arrays = [(c, content(c)) for c in cells if isinstance(c, ArrayCell)]
         self.tensors = [_Copied(tensor, copy) for tensor, copy in copies]
 
+    def include(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
+        """Compare one more tensor with a copy of what it held at first."""
+        self.tensors.append(_Copied(tensor, copy))
+
     def seen(self) -> Seen:
         """What is held now in all that is compared by identity."""
         lengths, chained = [*map(dict.__len__, self.dicts)], itertools.chain.from_iterable

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import operator
 import random
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,16 @@ from .iterators import Spent
 from .quick_check import Glance, Seen, are_same
 from .reach import Reached, reached, saved, state_of
 
-__all__ = ["SMALL", "Snapshot", "draw_alike", "generators", "preserved", "seed", "switch"]
+__all__ = [
+    "Snapshot",
+    "draw_alike",
+    "generators",
+    "note_written",
+    "preserved",
+    "seed",
+    "switch",
+    "written_in",
+]
 
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"}
 _SIMPLE = (int, float, str, bytes, bool, type(None))
@@ -33,6 +43,8 @@ LENGTH_OF = "the length of "
 """What :meth:`Snapshot.numbers` calls the length of a container, ahead of its name."""
 SMALL = 1 << 16
 """Parameters of at most so many elements are put back where a forward writes to them behind torch's back."""
+_WRITTEN: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
+"""Parameters of models, by name, that are put back though they are larger: recorded code writes to them."""
 
 
 class Snapshot:
@@ -58,8 +70,9 @@ class Snapshot:
         self.scripted = [(m, m.training) for _, m, _ in self.modules if isinstance(m, torch.jit.ScriptModule)]
         self.beside = _Beside(self.reached)
         small = (t for t in (*model.parameters(), *(t for _, _, t in self.reached.tensors)) if _is_small(t))
+        written = map(model.get_parameter, _WRITTEN.get(model, ()))
         self.tensors = {
-            id(t): (t, t.detach().clone()) for t in (*model.buffers(), *small) if not _is_absent(t)
+            id(t): (t, t.detach().clone()) for t in (*model.buffers(), *small, *written) if not _is_absent(t)
         }
         self.switches_plainly = all(_switches_plainly(m) for _, m, _ in self.modules)
         self.generators = [saved(g) for _, _, g in self.reached.generators]
@@ -126,6 +139,14 @@ class Snapshot:
                 elif not are_equal_tensors(tensor, value):
                     tensor.data.copy_(value)
 
+    def include(self, names: Iterable[str]) -> None:
+        """Put these parameters back too, which nothing has written to so far; later snapshots do likewise."""
+        note_written(self.model, names)
+        for parameter in map(self.model.get_parameter, names):
+            if id(parameter) not in self.tensors and not _is_absent(parameter):
+                self.tensors[id(parameter)] = parameter, parameter.detach().clone()
+                self.glance.include(*self.tensors[id(parameter)])
+
     def tensors_held(self) -> Iterator[torch.Tensor]:
         """Every tensor in an attribute of a module or in a container there."""
         for _, _, held in self.modules:
@@ -176,6 +197,16 @@ class Snapshot:
         """Every plain number and text that code can count in, by module path and name."""
         out = {(p, k): v for p, m, _ in self.modules for k, v in vars(m).items() if isinstance(v, _SIMPLE)}
         return out | self.beside.numbers()
+
+
+def note_written(model: nn.Module, names: Iterable[str]) -> None:
+    """Recorded code of a model writes to these parameters, which snapshots put back whatever their size."""
+    _WRITTEN.setdefault(model, set()).update(names)
+
+
+def written_in(model: nn.Module) -> tuple[str, ...]:
+    """What :func:`note_written` was told of a model."""
+    return tuple(sorted(_WRITTEN.get(model, ())))
 
 
 def _switches_plainly(module: nn.Module) -> bool:
