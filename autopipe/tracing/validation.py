@@ -15,6 +15,7 @@ from torch import nn
 from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim
 from .calls.call import Recording
+from .code.restart import Function, Method, Statement
 from .forms import CaptureForms
 from .forms_by_size import record_at_sizes
 from .inputs.arguments import Inputs
@@ -133,11 +134,26 @@ def _is_left_otherwise(session: Session, made: CaptureForms, sizes: Mapping[Dim,
 
 
 def _freed(session: Session, made: CaptureForms) -> CaptureForms:
-    """The same with functions kept whole that ask about sizes, where that lets more sizes vary."""
+    """The same with functions kept whole that ask about sizes, where that lets more sizes vary.
+
+    Statements of the root's forward with them, or else functions alone: those may hold layers.
+    """
     asking = made.functions or (made.settling if made.settling and made.is_narrowed else {})
     new = [f for f in asking if f not in session.attempt.functions]
+    alone = [f for f in new if not isinstance(f, Statement)]
+    for chosen in (new, alone) if 0 < len(alone) < len(new) else (new,):
+        freed = _kept_whole(session, made, chosen)
+        if freed is not made:
+            return freed
+    return made
+
+
+def _kept_whole(
+    session: Session, made: CaptureForms, functions: Sequence[Function | Method | Statement]
+) -> CaptureForms:
+    """The same with functions kept whole, where that lets more sizes vary."""
     before = session.attempt
-    recorded = session.again(new) if new else None
+    recorded = session.again(functions) if functions else None
     if recorded is None:
         return made
     with contextlib.suppress(CaptureError, ModelError, InputError):

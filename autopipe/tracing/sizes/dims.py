@@ -26,7 +26,7 @@ __all__ = [
     "candidates",
     "counts",
     "fit",
-    "is_grouped",
+    "is_in_order",
     "parts",
     "resize",
     "trial_sizes",
@@ -88,12 +88,15 @@ def counts(tensors: Mapping[str, torch.Tensor], dim: Dim) -> list[str]:
     ]
 
 
-def is_grouped(tensors: Mapping[str, torch.Tensor], dim: Dim) -> bool:
-    """Whether an input tells by number which group each place along a leading dim is of, in order."""
+def is_in_order(tensors: Mapping[str, torch.Tensor], dim: Dim) -> bool:
+    """Whether an input holds a whole number for each place along a leading dim, up or down in order.
+
+    Such are the groups that rows are of, and lengths that packing wants in order.
+    """
     told = [tensors[name] for name, axis in dim.where if axis == 0 and tensors[name].dim() == 1]
     return not dim.packed and any(
         not (t.is_floating_point() or t.is_complex() or t.is_meta or t.dtype is torch.bool)
-        and bool((t[1:] >= t[:-1]).all() and t[0] != t[-1])
+        and bool(((t[1:] >= t[:-1]).all() or (t[1:] <= t[:-1]).all()) and t[0] != t[-1])
         for t in told
     )
 

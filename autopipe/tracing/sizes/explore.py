@@ -183,13 +183,13 @@ def _alone(explorer: Explorer, dim: Dim) -> Trial | str:
     """The first other size of one dim that runs, else why none does.
 
     A text that holds a token for each piece of its image can be neither cut nor repeated, only drawn out;
-    so can rows that are told by number which graph they are of. Where other inputs count along the dim, they
-    must follow.
+    so can rows that are told by number which graph they are of, or that lie in order of their lengths. Where
+    other inputs count along the dim, they must follow.
     """
     sizes = [{dim: s} for s in _tried(explorer, dim)]
     trial = first(explorer.sketch, sizes)
     is_leading = dim.where[0][1] == 0
-    if isinstance(trial, Trial) or (is_leading and not sizing.is_grouped(explorer.given, dim)):
+    if isinstance(trial, Trial) or (is_leading and not sizing.is_in_order(explorer.given, dim)):
         return trial
     longer = [next(at for at in sizes if at[dim] > dim.example)]
     for way, at in ((explorer.drawn_out, longer), (explorer.counted, sizes)):
