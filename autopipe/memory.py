@@ -33,7 +33,6 @@ __all__ = [
     "ADAM",
     "RankMemory",
     "StageMemory",
-    "asked_limits",
     "memory_limits",
     "optimizer_ratio",
     "plan_memory",
@@ -153,7 +152,7 @@ def tied_bytes(
     return tuple(out)
 
 
-def asked_limits(plan: Plan) -> tuple[int | None, ...]:
+def _asked_limits(plan: Plan) -> tuple[int | None, ...]:
     """Per rank, the limit that the plan's settings have, a number for all ranks or one for each.
 
     Raises :class:`InputError` for a list of another length.
@@ -169,7 +168,7 @@ def asked_limits(plan: Plan) -> tuple[int | None, ...]:
 
 def memory_limits(plan: Plan) -> tuple[int | None, ...]:
     """Per rank, the bytes it may use: the lesser of the limit asked for and what its device can use."""
-    known = zip(asked_limits(plan), (d.usable_bytes for d in plan.cluster.devices), strict=True)
+    known = zip(_asked_limits(plan), (d.usable_bytes for d in plan.cluster.devices), strict=True)
     return tuple(min((b for b in pair if b is not None), default=None) for pair in known)
 
 

@@ -17,7 +17,7 @@ from ..errors import AutopipeError, InputError
 from ..graph import OpGraph
 from ..plans import Plan, check_between, check_plan
 from ..simulator import Report, StageReport, simulate
-from ..solve import solve
+from ..solve import options_of, solve
 from ..stages import Stage, build
 from .agreement import Agreement
 from .weight_moves import move_weights
@@ -29,21 +29,6 @@ __all__ = ["Cutter", "as_measured", "gain", "plan_again"]
 
 NO_PLAN = "no plan: "
 """What the first rank tells the others in the place of a plan."""
-
-SETTINGS = (
-    "balance",
-    "ties",
-    "pin",
-    "together",
-    "uncut",
-    "clone",
-    "sender_pays",
-    "recompute",
-    "overlap",
-    "memory_limit",
-    "optimizer_bytes_per_parameter_byte",
-)
-"""What of a plan's settings decides how it is solved."""
 
 
 def _measured(stage: StageReport) -> tuple[float | None, float | None]:
@@ -120,20 +105,8 @@ def plan_again(
         dataclasses.replace(device, speed=device.speed * (speeds or {}).get(rank, 1.0))
         for rank, device in enumerate(plan.cluster.devices)
     )
-    kept = {key: plan.settings[key] for key in SETTINGS if plan.settings.get(key) is not None}
-    if kept.get("balance") == "callable":
-        kept["balance"] = "cost"
-    made = solve(
-        ops,
-        costs,
-        dataclasses.replace(plan.cluster, devices=devices),
-        n_stages=plan.n_stages,
-        n_microbatches=plan.n_microbatches,
-        schedule=plan.schedule,
-        min_ranks=plan.n_ranks,
-        time_limit_s=time_limit_s,
-        **kept,
-    )
+    cluster = dataclasses.replace(plan.cluster, devices=devices)
+    made = solve(ops, costs, cluster, time_limit_s=time_limit_s, **options_of(plan))
     return dataclasses.replace(made, settings={**plan.settings, **made.settings})
 
 

@@ -10,6 +10,7 @@ fastest.
 Where a change goes:
 
 - a term of a stage's load or memory: ``definition.problem``, which every solver and bound is tested against
+- an option of a solve: ``making.options``
 - what a problem takes from graph, costs and cluster: ``making.formulate``; what is tried: ``making.cases``
 - a first answer or a proof with one stage a rank: ``lines.intervals``, ``lines.exact``; with several:
   ``ranks.virtual``
@@ -25,6 +26,7 @@ from .definition.blocks import Block
 from .definition.problem import Item, Net, Problem, Share, Stage
 from .explain import Explanation, Move, explain
 from .making.cases import SEVERAL_PER_RANK
+from .making.options import options_of
 from .search import solve, usual_time_s
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "Stage",
     "chain",
     "explain",
+    "options_of",
     "solve",
     "usual_time_s",
 ]

@@ -92,7 +92,7 @@ def ordered(case: Case, problem: Problem, deadline: float, stopped: threading.Ev
 def _others(found: list[Answered], lower: int, deadline: float, stopped: threading.Event) -> int:
     """Solves other orders than the first that was found, and bounds all of them where all were solved."""
     case = found[0][0]
-    count, orders = rank_orders(case.source.cluster, case.source.settings.memory_limit)
+    count, orders = rank_orders(case.source.cluster, case.source.limits)
     if count > _FEW_ORDERS:
         _swapped(found, lower, deadline, stopped)
         return lower

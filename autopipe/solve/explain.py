@@ -14,7 +14,7 @@ from typing import Any
 from ..costs import CostTable
 from ..errors import PlanError
 from ..graph import OpGraph
-from ..memory import asked_limits, memory_limits
+from ..memory import memory_limits
 from ..plans import Plan
 from ..schedule import placement
 from ..simulator import plan_schedule, simulate
@@ -24,7 +24,8 @@ from .definition.problem import HUGE, Problem
 from .making.cases import Case
 from .making.compose import lay_out
 from .making.formulate import formulate
-from .making.source import Settings, Source
+from .making.options import Options, options_of
+from .making.source import Source
 from .making.tails import tail_words
 from .step import fastest
 from .stopping import clock_s
@@ -113,7 +114,7 @@ def explain(plan: Plan, graph: OpGraph, costs: CostTable, *, time_limit_s: float
             f"the plan is of {plan.model} with graph {plan.graph_digest}, not of {graph.model} with graph "
             f"{graph.digest}; capture the model the plan was made for"
         )
-    source = Source.of(graph, costs, plan.cluster, _settings(plan)).cut_into(plan.n_microbatches)
+    source = Source.of(graph, costs, plan.cluster, Options(**options_of(plan))).cut_into(plan.n_microbatches)
     problem = formulate(source, plan_schedule(plan))
     now = _assignment(plan, problem)
     before, step_s = problem.bottleneck(problem.loads(now)), _step_s(plan, source, problem, now)
@@ -175,7 +176,7 @@ def _best_step_s(
     roomy = dataclasses.replace(
         source,
         cluster=dataclasses.replace(source.cluster, devices=devices),
-        settings=dataclasses.replace(source.settings, memory_limit=tuple(limits)),
+        limits=tuple(limits),
     )
     slots = placement(plan.schedule, plan.n_ranks, plan.n_stages)
     order = tuple(rank for _, rank in sorted(set(zip(slots, plan.placement, strict=True))))
@@ -184,19 +185,6 @@ def _best_step_s(
     answer = chain(problem, time_limit_s=max(0.01, until - clock_s()))
     best = None if answer.stage_of is None else fastest(case, problem, answer, until)
     return None if best is None else best.step_s
-
-
-def _settings(plan: Plan) -> Settings:
-    """The settings that the plan was solved under, as far as they decide what it costs."""
-    kept = plan.settings
-    names = {f.name for f in dataclasses.fields(Settings)} - {"memory_limit", "together", "uncut"}
-    return Settings(
-        **{name: kept[name] for name in names if name in kept},
-        together=tuple(tuple(group) for group in kept.get("together", ())),
-        uncut=tuple(kept.get("uncut", ())),
-        memory_limit=tuple(limit for limit in asked_limits(plan) if limit is not None),
-        training=plan.schedule != "forward-only",
-    )
 
 
 def _assignment(plan: Plan, problem: Problem) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ Finding plans is left to ``search``.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from ..errors import InfeasibleError, UndecidedError
@@ -16,10 +15,10 @@ from .definition.answer import Answer
 from .definition.problem import HUGE, Problem
 from .making.cases import Case
 from .making.formulate import largest_cut
-from .proof.memory import part_with_room
+from .proof.shortage import Shortage
 from .stopping import clock_s
 
-__all__ = ["Closest", "Shortage", "closest", "no_room", "shortage", "why_none"]
+__all__ = ["Closest", "closest", "no_room", "told_by", "why_none"]
 
 _STEPS = 14
 """Halvings of the memory looked for: within a ten thousandth of the fullest rank's."""
@@ -27,35 +26,11 @@ _STEPS = 14
 _LEAST_S = 0.02
 """What one look is given at least."""
 
+_TELLING_S = 0.3
+"""What is short without any search is told this soon, with what was found to fit by then."""
+
 _MORE_STAGES = 8
 """So many more stages than asked for are looked at, and as many doublings."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Shortage:
-    """Bytes that all ranks together hold at least, between steps and of activations, and their room."""
-
-    static_bytes: int
-    kept_bytes: int
-    room_bytes: int
-
-
-def shortage(problem: Problem, deadline: float) -> Shortage | None:
-    """What no plan can do without, where that is too much for all ranks together; else None.
-
-    Each item's and each share's static bytes count once, whatever is computed again and however fine the cut.
-    So does what each microbatch in flight keeps beside them, wherever that is least (:func:`part_with_room`),
-    pins aside: what has no room where it is pinned is no shortage of all ranks.
-    """
-    limits = {s.rank: s.limit_bytes for s in problem.stages}
-    static, room = sum(p.static_bytes for p in problem.parts), sum(limits.values())
-    if static > room:
-        return Shortage(static, 0, room)
-    if any(i.first > 0 or i.last >= 0 for i in problem.items):
-        anywhere = tuple(dataclasses.replace(i, first=0, last=-1) for i in problem.items)
-        problem = dataclasses.replace(problem, items=anywhere)
-    part = part_with_room(problem, deadline)
-    return Shortage(static, math.floor(room / part) - static, room) if 0 < part < 1 else None
 
 
 def no_room(case: Case, problem: Problem, short: Shortage, deadline: float | None) -> InfeasibleError:
@@ -64,13 +39,13 @@ def no_room(case: Case, problem: Problem, short: Shortage, deadline: float | Non
     More stages are told of where the graph can be cut into as many. Whether recomputing would do is looked
     for until the deadline, if there is one.
     """
-    static, room, n = short.static_bytes, short.room_bytes, len(case.source.cluster.devices)
+    static, room, n = short.static_bytes, short.room_bytes, case.source.cluster.n_ranks
     needed, more, again = static, "and that is before any activation", ""
     if static <= room:
-        needed += short.kept_bytes
-        more = f"and what microbatches in flight keep is {format_bytes(short.kept_bytes)} at least"
+        needed = short.least_bytes
+        more = f"and what microbatches in flight keep is {format_bytes(short.beside_bytes)} at least"
         if case.source.settings.recompute == "never":
-            found = () if deadline is None else _recomputing(case, deadline)
+            found = () if deadline is None else _recomputing(case, told_by(deadline))
             again = "; " + next(iter(found), "recompute='auto' keeps less")
     per_rank, rest = divmod(case.n_stages, n)
     enough = -(-needed * n // max(room, 1))
@@ -85,6 +60,11 @@ def no_room(case: Case, problem: Problem, short: Shortage, deadline: float | Non
     )
 
 
+def told_by(deadline: float) -> float:
+    """Until when is looked for what would fit, where something is short without any search."""
+    return min(deadline, clock_s() + _TELLING_S)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Closest:
     """The assignment found to be least over its limits, and the bytes it is over: none where it fits.
@@ -97,10 +77,11 @@ class Closest:
     is_proved: bool = False
 
 
-def closest(problem: Problem, deadline: float, *, is_open: bool) -> Closest:
+def closest(problem: Problem, deadline: float, *, is_open: bool, least_bytes: int = 0) -> Closest:
     """What comes closest to fitting, of assignments looked for with ever less room beside the limits.
 
-    Where it ``is_open`` whether any fits, within the limits themselves first.
+    Where it ``is_open`` whether any fits, within the limits themselves first; else with ``least_bytes`` more,
+    without which nothing fits.
     """
     free = chain(_with_room(problem, HUGE), time_limit_s=_left(deadline, 4))
     if free.stage_of is None:
@@ -108,21 +89,30 @@ def closest(problem: Problem, deadline: float, *, is_open: bool) -> Closest:
     stage_of = free.stage_of
     if is_open and _over_bytes(problem, stage_of) > 0:
         stage_of = chain(problem, time_limit_s=_left(deadline, 4)).stage_of or stage_of
-    return Closest(*_least_room(problem, stage_of, deadline))
+    return Closest(*_least_room(problem, stage_of, least_bytes, deadline))
 
 
 def why_none(
-    case: Case, problem: Problem, answer: Answer, nearest: Closest, deadline: float
+    case: Case,
+    problem: Problem,
+    answer: Answer,
+    nearest: Closest,
+    deadline: float,
+    short: Shortage | None = None,
 ) -> InfeasibleError:
     """The error for a case without a plan: that there is none where that is proved, else what was tried.
 
-    Names the rank that is short in the plan that comes nearest, and what would fit: memory on every
-    rank, more stages (each on one more rank like the last), recomputing. Looked for until ``deadline``, so
-    what is named fits for sure, and is the smallest that was found.
+    Names what is ``short`` without any search, the rank that is short in the plan that comes nearest, and
+    what would fit: memory on every rank, more stages (each on one more rank like the last), recomputing.
+    Looked for until ``deadline``, so what is named fits for sure, and is the smallest that was found.
     """
     what = f"no {case.n_stages}-stage plan of {case.schedule}"
+    lacking = "" if short is None else _lacking(case, problem, short)
+    finer = short is None or short.what != "least" or short.room_bytes > 0  # nothing runs in no bytes
+    if nearest.stage_of is None and lacking and not nearest.is_proved:
+        return InfeasibleError(f"{what} fits: {lacking}", finer_may_help=finer)
     if nearest.stage_of is None:
-        pins = dict(case.source.settings.pin)
+        pins = case.source.settings.pin
         if nearest.is_proved:
             return InfeasibleError(
                 f"{what} meets the pins: {pins} leaves a stage empty or turns data backwards; drop a pin"
@@ -139,7 +129,28 @@ def why_none(
             f"raise time_limit_s, or {room}"
         )
     remedies = [room, *_other_remedies(case, deadline)]
-    return InfeasibleError(f"{what} fits: {place}; {'; '.join(remedies)}")
+    reasons = [lacking, place] if lacking else [place]
+    return InfeasibleError(f"{what} fits: {'; '.join([*reasons, *remedies])}", finer_may_help=finer)
+
+
+def _lacking(case: Case, problem: Problem, short: Shortage) -> str:
+    """What some stages hold at least, and the room there is for it."""
+    pins = f" with the pins {case.source.settings.pin}" if case.source.settings.pin else ""
+    there = f"stages {short.first} to {short.last}"
+    if short.first == short.last:
+        there = f"stage {short.first} (rank {problem.stages[short.first].rank})"
+    if short.what in ("one", "least"):
+        ops = _span(problem.items[short.item].ops) or "what the model returns"
+        which = "where it lacks least" if short.what == "one" else "and no op needs less there"
+        needs = f"{ops} alone needs {format_bytes(short.least_bytes)} in {there}, {which}"
+    elif short.what == "some":
+        needs = f"what must be in {there}{pins} needs {format_bytes(short.least_bytes)} at least"
+    else:
+        needs = f"limits of these proportions must sum up to {format_bytes(short.least_bytes)} at least{pins}"
+    return (
+        f"{needs} ({format_bytes(short.static_bytes)} of parameters, gradients and optimizer state, "
+        f"{format_bytes(short.beside_bytes)} beside), and there is room for {format_bytes(short.room_bytes)}"
+    )
 
 
 def _left(deadline: float, parts: int) -> float:
@@ -152,14 +163,19 @@ def _with_room(problem: Problem, extra: int) -> Problem:
     return dataclasses.replace(problem, stages=tuple(stages))
 
 
-def _least_room(problem: Problem, stage_of: tuple[int, ...], deadline: float) -> tuple[tuple[int, ...], int]:
-    """The assignment that fits with the fewest bytes more on every rank, as far as found, and those bytes."""
+def _least_room(
+    problem: Problem, stage_of: tuple[int, ...], least: int, deadline: float
+) -> tuple[tuple[int, ...], int]:
+    """The assignment that fits with the fewest bytes more on every rank, as far as found, and those bytes.
+
+    They are known to be ``least`` at least, which are tried first.
+    """
     most, best = _over_bytes(problem, stage_of), stage_of
-    least = 0
-    for _ in range(_STEPS):
+    least = max(0, least - 1)
+    for step in range(_STEPS):
         if most - least <= 1 or clock_s() > deadline:
             break
-        middle = (least + most) // 2
+        middle = least + 1 if least and not step else (least + most) // 2
         found = chain(_with_room(problem, middle), time_limit_s=_left(deadline, 2)).stage_of
         if found is None:
             least = middle
@@ -201,7 +217,7 @@ def _place(problem: Problem, stage_of: Sequence[int]) -> str:
 
 
 def _span(ops: Sequence[str]) -> str:
-    return ops[0] if len(ops) == 1 else f"{ops[0]} to {ops[-1]}"
+    return " to ".join(dict.fromkeys((*ops[:1], *ops[-1:])))
 
 
 def _room_words(problem: Problem, short: int) -> str:
@@ -221,7 +237,7 @@ def _other_remedies(case: Case, deadline: float) -> list[str]:
 
 def _recomputing(case: Case, deadline: float) -> list[str]:
     """That recomputing would do, where it does."""
-    if case.source.settings.recompute != "never":
+    if case.source.settings.recompute != "never" or clock_s() > deadline:
         return []
     again = dataclasses.replace(case.source.settings, recompute="auto")
     changed = dataclasses.replace(case, source=dataclasses.replace(case.source, settings=again))
@@ -258,13 +274,11 @@ def _grown(case: Case, n_ranks: int, n_stages: int) -> Case:
         hosts=there.hosts + there.hosts[-1:] * more,
         nics=there.nics + there.nics[-1:] * more,
     )
-    limits = source.settings.memory_limit
-    limits += limits[-1:] * (n_ranks - last - 1)
-    settings = dataclasses.replace(source.settings, memory_limit=limits)
+    limits = source.limits + source.limits[-1:] * more
     order = (*case.order, *range(last + 1, n_ranks))
     return dataclasses.replace(
         case,
-        source=dataclasses.replace(source, cluster=grown, settings=settings),
+        source=dataclasses.replace(source, cluster=grown, limits=limits),
         n_stages=n_stages,
         order=order,
     )

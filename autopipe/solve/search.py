@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-from ..arguments import flag, number, one_of, whole
+from ..arguments import number, taking
 from ..costs import CostTable
-from ..errors import InfeasibleError, InputError, PlanError, UndecidedError
+from ..errors import InfeasibleError, PlanError, UndecidedError
 from ..graph import OpGraph
-from ..hardware import MOST_RANKS, Cluster
-from ..memory import ADAM
+from ..hardware import Cluster
 from ..plans import Candidate, Plan
-from ..units import parse_bytes
 from .answers import Answered, Known, answered, fullest_work_ns, ordered
 from .definition.answer import Answer
 from .definition.problem import HUGE, Problem
 from .definition.relaxed import needs_more
-from .infeasible import closest, no_room, shortage, why_none
-from .making.baselines import Weigh
+from .infeasible import closest, no_room, told_by, why_none
 from .making.cases import Case, cases
-from .making.source import Settings, Source
+from .making.options import Options
+from .making.source import Source
+from .proof.shortage import Shortage, shortage
 from .step import fastest
 from .stopping import clock_s, interrupts, timed_by_work
 
@@ -49,6 +49,7 @@ _SIMULATING_DRAFT = 1 / 32
 """The same of a draft, which simulates three and makes no moves."""
 
 
+@taking(Options)
 def solve(
     graph: OpGraph,
     costs: CostTable,
@@ -56,23 +57,8 @@ def solve(
     is_draft: bool = False,
     known: Known | None = None,
     *,
-    n_stages: int | str | None,
-    n_microbatches: int,
-    schedule: str = "1f1b",
-    balance: str | Weigh = "cost",
-    memory_limit: str | float | Sequence[str | float] | None = None,
-    ties: str = "auto",
-    pin: Mapping[str, int] | None = None,
-    together: Sequence[Sequence[str]] = (),
-    uncut: Sequence[str] = (),
-    recompute: str = "never",
-    clone: str = "auto",
-    overlap: bool = True,
-    sender_pays: str = "once",
-    device_order: str = "hosts",
-    min_ranks: int = 1,
-    optimizer_bytes_per_parameter_byte: float = ADAM,
     time_limit_s: float | None = None,
+    **asked: Any,
 ) -> Plan:
     """The plan that simulates fastest among chains near the least bottleneck, with a certificate.
 
@@ -85,70 +71,25 @@ def solve(
     is_draft: whether the bottleneck is all that matters: neither chains near it are simulated nor moves.
     known: a dict for the bottlenecks of one graph's drafts and of what comes of them: one that is there and
         proved, or for a draft near its bound, is not looked for again.
-    n_stages: how many, or ``"auto"`` (or None) to pick them and the ranks: all counts of ranks up to the
-        cluster's are solved, from ``min_ranks`` on, and the one with the shortest step wins.
-    n_microbatches: how many, at the microbatch size of ``costs``.
-    schedule: a name of ``schedule.NAMES``, or ``"auto"`` to simulate every one that the ranks allow.
-    balance: ``"cost"``, ``"parameters"``, ``"uniform"``, or a callable from an op to its weight.
-    memory_limit: for every rank, or a sequence of one per rank; beside the devices' own.
-    ties: ``"auto"`` and ``"sync"`` price synchronising against keeping users together; ``"colocate"``
-        forces the latter (on ranks that hold several stages, it stays a price).
-    pin: module path prefix or op name → stage; negative stages count from the end.
-    together: groups of module paths or op names that share a stage.
-    uncut: values (op names) that must not cross a boundary.
-    recompute: ``"never"``, ``"auto"`` (where a rank would not fit otherwise, the cheapest blocks that let it,
-        leaf modules or groups; whole stages where the backward is split) or ``"always"`` (whole stages).
-    clone: whether cheap values are computed again where needed: ``"never"``, ``"always"``, or ``"auto"``: in
-        every stage that takes one where that takes no longer than receiving it ever does; as is best for
-        each stage where that takes no longer than sending and receiving it ever do; else they are sent.
-    overlap: whether transfers hide behind work. A stage's load is the larger of the two, else their sum.
-    sender_pays: a value sent to several stages costs its sender ``"once"`` or per ``"receiver"``.
-    device_order: ``"hosts"`` lays the stages on the ranks host by host, each host's in their order, so that
-        neighbours are on one host where they can be; ``"given"`` in the ranks' order; ``"auto"`` looks for
-        the best one (all that differ, or swaps where they are many). The order is in the stages' ranks.
     time_limit_s: after it, or on Ctrl-C, the best plan so far is returned with its certified gap; by default
         2 s, and for large graphs up to 20 s, of the processor's time, so that a busy machine plans alike.
+    asked: the fields of :class:`Options`: counts of stages and microbatches, schedule, limits, pins and such.
 
     Raises :class:`InfeasibleError` when no plan fits, :class:`InputError` for unknown settings.
     """
-    settings = Settings(
-        ties=one_of("ties", ties, ("auto", "sync", "colocate")),
-        pin={path: whole(f"pin[{path!r}]", s, -MOST_RANKS, MOST_RANKS) for path, s in (pin or {}).items()},
-        together=tuple(tuple(g) for g in together),
-        uncut=tuple(uncut),
-        recompute=one_of("recompute", recompute, ("never", "auto", "always")),
-        memory_limit=_limits(memory_limit, cluster.n_ranks),
-        optimizer_bytes_per_parameter_byte=number(
-            "optimizer_bytes_per_parameter_byte", optimizer_bytes_per_parameter_byte, most=1e6
-        ),
-        sender_pays=one_of("sender_pays", sender_pays, ("once", "receiver")),
-        overlap=flag("overlap", overlap),
-        clone=one_of("clone", clone, ("auto", "never", "always")),
-        training=schedule != "forward-only",
-    )
-    asked_s = usual_time_s(graph, cluster) if time_limit_s is None else time_limit_s
-    limit_s = number("time_limit_s", asked_s, most=_LONGEST_S, unit="seconds")
+    given = Options(**asked)
+    limit_s = usual_time_s(graph, cluster) if time_limit_s is None else time_limit_s
+    limit_s = number("time_limit_s", limit_s, most=_LONGEST_S, unit="seconds")
     with timed_by_work(time_limit_s is None):
         deadline = clock_s() + limit_s
-        source = Source.of(graph, costs, cluster, settings)
-        any_order = one_of("device_order", device_order, ("hosts", "given", "auto")) == "auto"
-        tried = cases(
-            source,
-            schedule,
-            n_stages,
-            n_microbatches,
-            balance,
-            min_ranks=min_ranks,
-            any_ranks=any_order,
-            by_host=device_order != "given",
-        )
+        tried = cases(Source.of(graph, costs, cluster, given), given)
         if not tried:
             raise InfeasibleError(
-                f"no schedule places {n_stages} stages on {cluster.n_ranks} ranks with these pins; use a "
-                "multiple of the ranks"
+                f"no schedule places {given.n_stages} stages on {cluster.n_ranks} ranks with these pins; "
+                "use a multiple of the ranks"
             )
         with interrupts() as stopped:
-            return _Search(tried, any_order, schedule == "auto", deadline, stopped, is_draft, known).plan()
+            return _Search(tried, given, deadline, stopped, is_draft, known).plan()
 
 
 def usual_time_s(graph: OpGraph, cluster: Cluster) -> float:
@@ -172,16 +113,15 @@ def _listed(ranked: Sequence[Candidate], best: Plan) -> tuple[Candidate, ...]:
 class _Search:
     """The cases of a solve and until when they are looked at; the best plan, and what the others left open.
 
-    ``any_order``: ranks may be in any order; ``any_schedule``: cases whose schedule cannot be are left out.
     ``table`` is of every candidate. ``failed`` is a case where nothing was found, one that proves it only
     where all do; ``unfit`` are all that prove it; ``fault`` is of one that could not be tried; ``short`` are
     ranks that together have no room for what must be held between steps; ``n_left`` is how many there was no
-    time for; ``least_s`` bounds the steps of cases that were solved, by their identity.
+    time for. By the identity of cases, ``lacks`` has what is short without any search, and ``least_s`` bounds
+    the steps of those that were solved.
     """
 
     tried: Sequence[Case]
-    any_order: bool
-    any_schedule: bool
+    asked: Options
     deadline: float
     stopped: threading.Event
     is_draft: bool
@@ -193,6 +133,7 @@ class _Search:
     unfit: list[Problem] = dataclasses.field(default_factory=list)
     short: list[frozenset[int]] = dataclasses.field(default_factory=list)
     n_left: int = 0
+    lacks: dict[int, Shortage] = dataclasses.field(default_factory=dict)
     least_s: dict[int, float] = dataclasses.field(default_factory=dict)
 
     def plan(self) -> Plan:
@@ -227,10 +168,10 @@ class _Search:
                 self.n_left += sum(not self._is_short(left) for left in ahead)
                 return
             ahead.remove(case)
-            if self._is_short(case) or (self.any_schedule and not case.is_possible):
+            if self._is_short(case) or (self.asked.any_schedule and not case.is_possible):
                 continue
             left_s = max(0.0, self.deadline - now)
-            if self.any_schedule and case.making_s > left_s:
+            if self.asked.any_schedule and case.making_s > left_s:
                 self.n_left += 1
                 continue
             self._enter(case, now + left_s * max(_LEAST_SHARE, 1 / (len(ahead) + 1)))
@@ -262,16 +203,13 @@ class _Search:
         problem = case.problem()
         if any(needs_more(problem, unfit) for unfit in self.unfit):
             return None
-        if short := shortage(problem, deadline):
-            fault = no_room(case, problem, short, None if self.fault else deadline)
-            if short.static_bytes > short.room_bytes:
-                self.short.append(frozenset(case.ranks))
-                self.fault = fault
-            raise fault
+        if (lack := shortage(problem, deadline)) is not None:
+            self._refuse(case, problem, lack, deadline)
+            return None
         # some time is for simulating what is found
         kept = _SIMULATING_DRAFT if self.is_draft else _SIMULATING
         until = deadline - kept * max(0.0, deadline - clock_s())
-        if self.any_order:
+        if self.asked.any_order:
             found = ordered(case, problem, until, self.stopped)
         else:
             found = [answered(case, problem, until, self.known, self.is_draft)]
@@ -289,10 +227,22 @@ class _Search:
             return None
         if not self.is_draft and not self.stopped.is_set():
             fullest_ns = 0
-            if case.line is not None and not self.any_order:  # of several orders, each has other prices
+            if case.line is not None and not self.asked.any_order:  # of several orders, each has other prices
                 fullest_ns = fullest_work_ns(problem, found[0][2].lower_ns, deadline)
             self.least_s[id(case)] = case.least_step_in_room_s(problem, fullest_ns, deadline)
         return dataclasses.replace(best, candidates=tuple(table))
+
+    def _refuse(self, case: Case, problem: Problem, lack: Shortage, deadline: float) -> None:
+        """Keeps what a case lacks without any search; raises it where that is room on all ranks together."""
+        if lack.what != "all":
+            self.lacks[id(case)] = lack
+            self._fail((case, problem, Answer(None, HUGE, HUGE)))
+            return
+        fault = no_room(case, problem, lack, None if self.fault else deadline)
+        if lack.static_bytes > lack.room_bytes:
+            self.short.append(frozenset(case.ranks))
+            self.fault = fault
+        raise fault
 
     def _fail(self, without: Answered) -> None:
         """Keeps a case where nothing was found, rather one that is open."""
@@ -317,26 +267,16 @@ class _Search:
         if failed is None and self.fault is not None:
             raise self.fault
         case, problem, answer = failed or (tried[-1], tried[-1].problem(), Answer(None, HUGE, 0))
-        nearest = closest(problem, self.deadline, is_open=not answer.proved)
+        lack = self.lacks.get(id(case))
+        deadline = self.deadline if lack is None else told_by(self.deadline)
+        more = 0 if lack is None else lack.each_bytes
+        nearest = closest(problem, deadline, is_open=not answer.proved, least_bytes=more)
         plan = None
         if nearest.stage_of is not None and nearest.over_bytes <= 0 and not answer.proved:
             value = problem.bottleneck(problem.loads(nearest.stage_of))
             answer = Answer(nearest.stage_of, value, answer.lower_ns)
             plan = fastest(case, problem, answer, self.deadline, is_draft=self.is_draft)
         if plan is None:
-            raise why_none(case, problem, answer, nearest, self.deadline)
+            raise why_none(case, problem, answer, nearest, deadline, lack)
         self.table += plan.candidates
         return plan
-
-
-def _limits(given: str | float | Sequence[str | float] | None, n_ranks: int) -> tuple[int, ...]:
-    """Bytes per rank, none where nothing is asked."""
-    if given is None:
-        return ()
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        return (parse_bytes(given),) * n_ranks
-    if len(given) != n_ranks:
-        raise InputError(
-            f"memory_limit has {len(given)} entries for {n_ranks} ranks; give one for all, or one per rank"
-        )
-    return tuple(parse_bytes(limit) for limit in given)

@@ -231,7 +231,7 @@ def _written(case: Case) -> dict[str, Any]:
         "sender_pays": s.sender_pays,
         "recompute": s.recompute,
         "overlap": s.overlap,
-        "memory_limit": _limit_written(s.memory_limit),
+        "memory_limit": _limit_written(case.source.limits),
         "optimizer_bytes_per_parameter_byte": s.optimizer_bytes_per_parameter_byte,
         "optimizer_s_per_byte": costs.optimizer_s_per_byte,
         "optimizer_s_per_tensor": costs.optimizer_s_per_tensor,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -28,7 +27,8 @@ from autopipe.schedule import placement
 from autopipe.solve import chain, solve
 from autopipe.solve.definition.problem import HUGE, Problem
 from autopipe.solve.making.cases import Case, cases
-from autopipe.solve.making.source import Settings, Source
+from autopipe.solve.making.options import Options
+from autopipe.solve.making.source import Source
 from autopipe.solve.stopping import timed_by_work
 
 from .drawn import Asked, asked, planted, problem
@@ -120,27 +120,12 @@ _FREE = "n_stages", "schedule", "device_order"
 
 
 def _source(given: Asked) -> Source:
-    names = {f.name for f in dataclasses.fields(Settings)} - {"memory_limit", "training"}
-    options = {name: value for name, value in given.options.items() if name in names}
-    limit, n_ranks = given.options.get("memory_limit"), given.cluster.n_ranks
-    options = {"overlap": True, **options, "memory_limit": () if limit is None else (limit,) * n_ranks}
-    options |= {name: tuple(map(tuple, options[name])) for name in ("together",) if name in options}
-    options |= {"training": given.options["schedule"] != "forward-only"}
-    return Source.of(given.graph, given.costs, given.cluster, Settings(**options))
+    return Source.of(given.graph, given.costs, given.cluster, Options(**given.options))
 
 
 def _problems(given: Asked) -> Iterator[Problem]:
     """The integer problems of every case that is left free and can be made."""
-    asked_for, order = given.options, given.options.get("device_order", "hosts")
-    for case in cases(
-        _source(given),
-        asked_for["schedule"],
-        asked_for["n_stages"],
-        asked_for["n_microbatches"],
-        "cost",
-        any_ranks=order == "auto",
-        by_host=order != "given",
-    ):
+    for case in cases(_source(given), Options(**given.options)):
         try:
             made = case.problem()
         except PlanError:

@@ -13,7 +13,8 @@ from autopipe.hardware import Cluster, Link
 from autopipe.schedule import build
 from autopipe.solve import Item, Net, Problem, Stage, chain
 from autopipe.solve.making.formulate import formulate
-from autopipe.solve.making.source import Settings, Source
+from autopipe.solve.making.options import Settings
+from autopipe.solve.making.source import Source
 from benchmarks.solver.exhaustive import exhaustive
 
 NEAR, FAR = Link(1e-5, 1e10), Link(1e-4, 1e8)
@@ -109,7 +110,7 @@ def test_any_order_of_many_hosts_is_proved(schedule):
 
 def test_an_interface_that_only_one_stage_uses_is_that_stages_own():
     there = Cluster.of_hosts(3, 2, local=NEAR, remote=FAR, nics_per_host=1)
-    source = Source.of(graph(), costs(), there.picked((0, 2, 4)), Settings(overlap=True))
+    source = Source.of(graph(), costs(), there.picked((0, 2, 4)), Settings())
     problem = formulate(source, build("1f1b", 3, 3, 6))
     assert {s.nic for s in problem.stages} == {-1}
 

@@ -15,7 +15,8 @@ from autopipe.schedule import build
 from autopipe.solve import Answer, chain
 from autopipe.solve.definition.problem import HUGE
 from autopipe.solve.making.formulate import formulate
-from autopipe.solve.making.source import Settings, Source
+from autopipe.solve.making.options import Settings
+from autopipe.solve.making.source import Source
 from autopipe.solve.stopping import interrupts
 
 
@@ -208,7 +209,7 @@ def test_ctrl_c_with_nothing_found_is_raised(monkeypatch):
 def two_hosts():
     """Six ranks whose links differ."""
     there = Cluster(cluster(6).devices, (0, 0, 0, 1, 1, 1), Link(1e-5, 1e9), Link(1e-4, 1e8))
-    return formulate(Source.of(graph(), costs(), there, Settings()), build("1f1b", 6, 6, 6))
+    return formulate(Source.of(graph(), costs(), there, Settings(overlap=False)), build("1f1b", 6, 6, 6))
 
 
 def test_parameters_that_all_ranks_together_cannot_hold_are_told_before_anything_is_tried():

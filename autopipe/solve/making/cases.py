@@ -20,6 +20,7 @@ from ..proof.memory import least_sum_in_room
 from ..proof.step import PRECISE, Line, least_step_s
 from .baselines import Weigh
 from .formulate import formulate, largest_cut
+from .options import Options
 from .source import Source
 from .tails import tail_words
 
@@ -149,7 +150,7 @@ class Case:
                 finer_may_help=False,
             )
         if most < self.n_stages:
-            pins = f" with the pins {dict(s.settings.pin)}" if s.settings.pin else ""
+            pins = f" with the pins {s.settings.pin}" if s.settings.pin else ""
             tail = f": {words}" if (words := tail_words(s.graph, self.n_microbatches)) else ""
             raise InfeasibleError(
                 f"{s.graph.model} can be cut into {most} stage{'s' * (most > 1)} at most{pins}, fewer than "
@@ -159,41 +160,30 @@ class Case:
         return problem
 
 
-def cases(
-    source: Source,
-    schedule: str,
-    n_stages: int | str | None,
-    n_microbatches: int,
-    balance: str | Weigh,
-    *,
-    min_ranks: int = 1,
-    any_ranks: bool = False,
-    by_host: bool = False,
-) -> list[Case]:
+def cases(source: Source, asked: Options) -> list[Case]:
     """Every case to try, those that cannot be placed left out.
 
     With ``n_stages`` free, every number of ranks up to the cluster's is tried, from ``min_ranks`` on: the
-    first so many, or with ``any_ranks`` the fastest; stages are laid on them in their order, or ``by_host``.
-    Each has one stage, or two where the schedule is made for several; pins rule out counts without their
-    stages. Raises :class:`InputError` for counts that are none.
+    first so many, or where their order is free the fastest. Each has one stage, or two where the schedule is
+    made for several; pins rule out counts without their stages. Raises :class:`InputError` for counts that
+    are none.
     """
-    free = n_stages is None or n_stages == "auto"
-    asked = 0 if free else whole("n_stages", n_stages, most=MOST_RANKS, also="'auto'")
-    min_ranks = whole("min_ranks", min_ranks, most=source.cluster.n_ranks)
-    needed = max((s + 1 if s >= 0 else -s for s in source.settings.pin.values()), default=1)
-    n_microbatches = whole("n_microbatches", n_microbatches)
-    names = _schedules(source, schedule, n_microbatches)
+    free, n_microbatches = asked.n_stages in (None, "auto"), asked.n_microbatches
+    wanted = 0 if free else whole("n_stages", asked.n_stages, most=MOST_RANKS, also="'auto'")
+    min_ranks = whole("min_ranks", asked.min_ranks, most=source.cluster.n_ranks)
+    needed = max((s + 1 if s >= 0 else -s for s in asked.pin.values()), default=1)
+    names = _schedules(source, asked.schedule, n_microbatches)
     out = []
     for n_ranks in _rank_counts(source.cluster.n_ranks, min_ranks) if free else (source.cluster.n_ranks,):
-        ranks = _chosen(source.cluster, n_ranks, any_ranks)
+        ranks = _chosen(source.cluster, n_ranks, asked.any_order)
         there = source.on(ranks)
-        order = there.cluster.by_host if by_host else tuple(range(n_ranks))
+        order = tuple(range(n_ranks)) if asked.device_order == "given" else there.cluster.by_host
         for name in names:
-            stages = asked or n_ranks * (2 if name in SEVERAL_PER_RANK else 1)
+            stages = wanted or n_ranks * (2 if name in SEVERAL_PER_RANK else 1)
             if free and stages < needed:
                 continue
             filled = there.filling(stages).cut_into(n_microbatches)
-            out.append(Case(filled, name, stages, n_microbatches, balance, order, ranks))
+            out.append(Case(filled, name, stages, n_microbatches, asked.balance, order, ranks))
     return out
 
 

@@ -215,8 +215,8 @@ class _Maker:
         for rank, alive in zip(schedule.placement, schedule.in_flight, strict=True):
             device = self.cluster.devices[rank]
             limits = [device.usable_bytes]
-            if self.settings.memory_limit:
-                limits.append(self.settings.memory_limit[rank])
+            if self.source.limits:
+                limits.append(self.source.limits[rank])
             known = [b for b in limits if b is not None]
             host = self.cluster.host(rank) if shared else 0
             limit = min(known, default=HUGE)

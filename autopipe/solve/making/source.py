@@ -15,12 +15,14 @@ from ...costs import TIMES, CostTable, OpCost
 from ...errors import CostError, InputError, PlanError
 from ...graph import Op, OpGraph
 from ...hardware import Cluster, Link
+from ...units import parse_bytes
 from ..proof.step import Work
 from .clones import clones_of, copies_of
+from .options import Limit, Settings
 from .tails import with_tail
 from .work import work_of
 
-__all__ = ["Settings", "Source", "cheapest_link", "slowest_link"]
+__all__ = ["Source", "cheapest_link", "slowest_link"]
 
 _INT_BYTES = 8
 _MOST_S, _LEAST_S = 1e6, 1e-12
@@ -31,23 +33,6 @@ _MOST_BYTES = 1 << 50
 _BYTES = "saved_bytes", "workspace_bytes", "backward_workspace_bytes"
 
 Cost = TypeVar("Cost", OpCost, CostTable)
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """How a problem is to be read from a graph; the keyword arguments of ``solve`` of the same names."""
-
-    ties: str = "auto"
-    pin: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    together: tuple[tuple[str, ...], ...] = ()
-    uncut: tuple[str, ...] = ()
-    recompute: str = "never"
-    memory_limit: tuple[int, ...] = ()
-    optimizer_bytes_per_parameter_byte: float = 2.0
-    sender_pays: str = "once"
-    overlap: bool = False
-    clone: str = "auto"
-    training: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,26 +47,31 @@ class Totals:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What a problem is made from. ``sizes`` are the bytes of each op's value for one microbatch."""
+    """What a problem is made from. ``sizes`` are the bytes of each op's value for one microbatch.
+
+    ``limits`` are the bytes asked for per rank, none where nothing is.
+    """
 
     graph: OpGraph
     costs: CostTable
     cluster: Cluster
     settings: Settings
     sizes: Mapping[str, int]
+    limits: tuple[int, ...]
 
     @classmethod
     def of(cls, graph: OpGraph, costs: CostTable, cluster: Cluster, settings: Settings) -> Source:
         """The source with its sizes; a number counts as eight bytes.
 
         Raises :class:`CostError` for costs that are none or of another graph, and :class:`InputError` for
-        absurd sums.
+        absurd sums, or as many limits as there are no ranks.
         """
         _check_whole(graph, costs)
         costs = _checked(graph, costs)
         sizes = {op.name: op.bytes_at(costs.dims) or _INT_BYTES for op in graph.ops}
         _check_sums(graph, sizes, costs, cluster)
-        return cls(graph, costs, cluster, settings, sizes)
+        limits = _limits(settings.memory_limit, cluster.n_ranks)
+        return cls(graph, costs, cluster, settings, sizes, limits)
 
     @functools.cached_property
     def totals(self) -> Callable[[tuple[str, ...]], Totals]:
@@ -101,9 +91,8 @@ class Source:
         """The same for some of the cluster's ranks."""
         if len(ranks) == self.cluster.n_ranks:
             return self
-        limits = tuple(self.settings.memory_limit[r] for r in ranks) if self.settings.memory_limit else ()
-        settings = dataclasses.replace(self.settings, memory_limit=limits)
-        return dataclasses.replace(self, cluster=self.cluster.picked(ranks), settings=settings)
+        limits = tuple(self.limits[r] for r in ranks) if self.limits else ()
+        return dataclasses.replace(self, cluster=self.cluster.picked(ranks), limits=limits)
 
     def filling(self, n_stages: int) -> Source:
         """The same, with nothing cloned that need not be where other ops are too few to fill the stages."""
@@ -179,6 +168,19 @@ class Source:
             training=self.settings.training,
             may_recompute=self.settings.recompute != "never",
         )
+
+
+def _limits(given: Limit, n_ranks: int) -> tuple[int, ...]:
+    """Bytes per rank, none where nothing is asked."""
+    if given is None:
+        return ()
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        return (parse_bytes(given),) * n_ranks
+    if len(given) != n_ranks:
+        raise InputError(
+            f"memory_limit has {len(given)} entries for {n_ranks} ranks; give one for all, or one per rank"
+        )
+    return tuple(map(parse_bytes, given))
 
 
 def cheapest_link(cluster: Cluster) -> Link:

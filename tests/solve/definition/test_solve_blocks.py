@@ -15,7 +15,8 @@ from autopipe.simulator import simulate
 from autopipe.solve import Block, Item, Problem, Stage, explain
 from autopipe.solve.definition.blocks import cheapest_blocks
 from autopipe.solve.making.formulate import formulate
-from autopipe.solve.making.source import Settings, Source
+from autopipe.solve.making.options import Settings
+from autopipe.solve.making.source import Source
 
 MIB = 1 << 20
 
@@ -127,7 +128,7 @@ def test_plans_and_explanations_say_what_runs_again():
 def test_blocks_are_not_offered_where_the_backward_is_split():
     for name, offered in (("1f1b", True), ("zb-h1", False)):
         schedule = build(name, 3, 3, 6)
-        settings_ = Settings(recompute="auto")
+        settings_ = Settings(recompute="auto", overlap=False)
         table = dataclasses.replace(
             costs(),
             costs={op: dataclasses.replace(cost, saved_bytes=MIB) for op, cost in costs().costs.items()},
@@ -147,7 +148,8 @@ def test_a_block_holds_what_it_takes_unless_another_keeps_it():
         }
         table_ = dataclasses.replace(table, costs=given_costs)
         problem = formulate(
-            Source.of(graph(), table_, cluster(), Settings(recompute="auto")), build("1f1b", 3, 3, 6)
+            Source.of(graph(), table_, cluster(), Settings(recompute="auto", overlap=False)),
+            build("1f1b", 3, 3, 6),
         )
         return {i.ops[0]: i.blocks[0].held_bytes for i in problem.items if i.blocks}
 

@@ -13,7 +13,8 @@ from autopipe.solve import answers, chain, solve
 from autopipe.solve.definition.problem import HUGE
 from autopipe.solve.definition.relaxed import needs_more
 from autopipe.solve.making.formulate import formulate
-from autopipe.solve.making.source import Settings, Source
+from autopipe.solve.making.options import Settings
+from autopipe.solve.making.source import Source
 from benchmarks.solver.exhaustive import exhaustive
 
 
@@ -51,9 +52,7 @@ def test_what_needs_more_than_a_problem_that_nothing_fits_has_no_answer(first):
     [("gpipe", "1f1b", 4), ("zb-h2", "zb-h1", 4), ("gpipe", "zb-h1", 4)],
 )
 def test_schedules_that_keep_more_in_flight_need_more(one, other, n_stages):
-    source = Source.of(
-        graph(), costs(), Cluster.uniform(4), Settings(overlap=True, memory_limit=(100_000,) * 4)
-    )
+    source = Source.of(graph(), costs(), Cluster.uniform(4), Settings(memory_limit=(100_000,) * 4))
     more, fewer = (formulate(source, build(name, 4, n_stages, 8)) for name in (one, other))
     assert needs_more(more, fewer)
     assert needs_more(fewer, fewer)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from autopipe.solve import Block, Item, Problem, Stage, chain
 from autopipe.solve.definition.problem import HUGE
-from autopipe.solve.infeasible import shortage
 from autopipe.solve.proof import memory
 from autopipe.solve.proof.bounds import lower_bound
 from autopipe.solve.proof.memory import least_in_room, least_sum_in_room, part_with_room
+from autopipe.solve.proof.shortage import shortage
 from autopipe.solve.proof.step import Line
 from benchmarks.solver.exhaustive import exhaustive
 from tests.solve.random_problems import problems
@@ -142,7 +142,9 @@ def test_what_has_no_room_where_it_must_be_is_no_shortage_of_all_ranks(limits):
     stages = tuple(Stage(s, limit_bytes=limit, in_flight=2 - s) for s, limit in enumerate(limits))
     problem = Problem(items, (), (), (), stages, allow_empty=True)
     assert not has_room(problem)
-    assert shortage(problem, time.perf_counter() + SOON_S) is None
+    short = shortage(problem, time.perf_counter() + SOON_S)
+    assert short is not None
+    assert short.what == ("some" if limits[0] else "one")
     answer = chain(problem)
     assert answer.stage_of is None
     assert answer.proved

@@ -17,7 +17,8 @@ from autopipe.solve.definition.answer import Answer
 from autopipe.solve.definition.problem import HUGE
 from autopipe.solve.definition.relaxed import working
 from autopipe.solve.making.cases import Case
-from autopipe.solve.making.source import Settings, Source
+from autopipe.solve.making.options import Settings
+from autopipe.solve.making.source import Source
 from autopipe.solve.proof.step import Line
 from autopipe.solve.step import _plan
 from autopipe.solve.stopping import clock_s
@@ -71,7 +72,7 @@ def test_no_assignment_of_a_drawn_graph_is_under_the_bound(number):
     ops, table = drawn(draw, 5)
     limits = () if draw.random() < 0.3 else (draw.choice((400_000, 800_000, 1_200_000)),) * 3
     recompute, overlap = draw.choice(("auto", "never")), draw.random() < 0.7
-    settings = Settings(overlap=overlap, recompute=recompute, memory_limit=limits)
+    settings = Settings(overlap=overlap, recompute=recompute, memory_limit=limits or None)
     source = Source.of(ops, table, Cluster.uniform(3, link=Link(1e-5, draw.choice((1e8, 1e10)))), settings)
     case = case_of(source, 3, draw.choice((4, 5, 9)))
     check(case)
@@ -84,7 +85,7 @@ def test_nor_of_few_microbatches_or_with_every_forward_first(schedule, n_microba
         draw = random.Random(number)
         ops, table = drawn(draw, 5)
         limits = (draw.choice((600_000, 1_200_000)),) * 3
-        settings = Settings(overlap=True, recompute="auto", memory_limit=limits)
+        settings = Settings(recompute="auto", memory_limit=limits)
         source = Source.of(ops, table, Cluster.uniform(3, link=Link(1e-5, 1e10)), settings)
         check(case_of(source, 3, n_microbatches, schedule))
 
@@ -151,7 +152,7 @@ def test_what_memory_has_computed_again_is_in_the_bound():
     )
     room, found = 4 << 20, []
     while True:
-        settings = Settings(overlap=True, recompute="auto", memory_limit=(room,) * 3)
+        settings = Settings(recompute="auto", memory_limit=(room,) * 3)
         case = case_of(Source.of(graph(), heavy, cluster(), settings), 3, 9)
         try:
             plan = solve(
