@@ -75,14 +75,16 @@ def past(problem: Problem, stage_of: tuple[int, ...]) -> Iterator[tuple[int, ...
                 yield moved
 
 
-def swaps(problem: Problem, stage_of: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Every valid assignment where two items of different stages have changed places."""
+def swaps(problem: Problem, stage_of: tuple[int, ...]) -> Iterator[tuple[int, ...] | None]:
+    """Every assignment where two items of different stages have changed places, None for one not valid.
+
+    Of many items hardly any is, so whoever takes them may look at the clock between.
+    """
     for v, w in itertools.combinations(range(len(stage_of)), 2):
         if stage_of[v] != stage_of[w]:
             moved = list(stage_of)
             moved[v], moved[w] = moved[w], moved[v]
-            if problem.is_valid(moved):
-                yield tuple(moved)
+            yield tuple(moved) if problem.is_valid(moved) else None
 
 
 def improve(problem: Problem, stage_of: Sequence[int], deadline: float) -> tuple[int, ...]:
@@ -98,6 +100,8 @@ def improve(problem: Problem, stage_of: Sequence[int], deadline: float) -> tuple
         for moved in itertools.chain(ways, swaps(problem, best)) if value[0] else ways:
             if clock_s() > deadline:
                 return best
+            if moved is None:
+                continue
             after = _score(problem, moved)
             if after < value:
                 best, value, improved = moved, after, True

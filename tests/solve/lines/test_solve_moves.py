@@ -2,11 +2,12 @@
 
 import itertools
 import random
+import time
 
 import pytest
 
 from autopipe.solve import Item, Problem, Stage
-from autopipe.solve.lines.moves import carried, neighbours, past
+from autopipe.solve.lines.moves import carried, improve, neighbours, past
 
 WAYS = (neighbours, past, carried)
 
@@ -54,3 +55,15 @@ def test_no_split_that_is_pinned_has_a_shorter_step(number):
         if reading.priced(home).fits(limits):
             steps.append(asked.plan(pin=home).step_s)
     assert found <= min(steps) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("n", [500, 2000])
+def test_moves_of_many_items_of_which_none_helps_keep_their_time(n):
+    """A chain on ranks that are all short of memory: no two items may change places, whichever they are."""
+    items = tuple(Item((f"o{v}",), 10, 20, 10) for v in range(n))
+    stages = tuple(Stage(s, limit_bytes=1) for s in range(10))
+    problem = Problem(items, tuple(itertools.pairwise(range(n))), (), (), stages)
+    stage_of = tuple(10 * v // n for v in range(n))
+    started = time.perf_counter()
+    assert improve(problem, stage_of, started + 0.1) == stage_of
+    assert time.perf_counter() - started < 2.0
