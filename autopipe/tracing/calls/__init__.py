@@ -2,7 +2,8 @@
 
 - A recording: ``call`` (a node), ``regions`` (grad mode, autocast and hooks around it), ``module_modes`` (a
   module in another mode), ``lifting`` (functions that hold tensors), ``memory`` (what calls write into).
-- Running it: ``perform``; code for it: ``named``; words for it: ``describe``.
+- Running it: ``perform``, ``places`` (where values lie that calls take as they run again); code for it:
+  ``named``; words for it: ``describe``.
 - Knowledge about torch: ``functions`` (what each does), ``streams`` (which draw random numbers), ``labels``
   (losses that average over labels).
 - What is alike: ``kinds`` (modules), ``likeness`` (recordings), ``sharing`` (leaves that run once for all).

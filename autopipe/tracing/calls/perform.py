@@ -5,7 +5,6 @@ Whole recordings are run again by ``rerun``; generated code runs by itself.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -62,12 +61,31 @@ def run_call(
         return lookup(model, call.target, constants, device)
     if device.type == "meta":
         args, kwargs = on_one_device((args, kwargs))
-    with regions.context(call.region) if call.region else contextlib.nullcontext():
-        if call.op == "call_module":
-            return model.get_submodule(call.target)(*args, **kwargs)
-        if call.op == "call_method":
-            return getattr(args[0], call.target)(*args[1:], **kwargs)
-        return call.target(*args, **kwargs)
+    if call.region is None:
+        return _run(model, call, args, kwargs)
+    with regions.context(call.region):
+        return _run(model, call, args, kwargs)
+
+
+def _run(model: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if call.op == "call_module":
+        return _submodule(model, call.target)(*args, **kwargs)
+    if call.op == "call_method":
+        return getattr(args[0], call.target)(*args[1:], **kwargs)
+    return call.target(*args, **kwargs)
+
+
+def _submodule(model: nn.Module, path: str) -> Any:
+    """What ``get_submodule`` gives, which asks each module on the way for its attributes one by one."""
+    found = model
+    try:
+        for name in path.split("."):
+            if hasattr(type(found), name):
+                return model.get_submodule(path)
+            found = found._modules[name]  # type: ignore[assignment]
+    except (AttributeError, KeyError):
+        return model.get_submodule(path)
+    return found
 
 
 def lookup(model: nn.Module, target: str, constants: Mapping[str, Any], device: torch.device) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +16,10 @@ import torch
 from torch import nn
 
 from ...errors import CaptureError
-from ..calls.call import Call, Recording, map_calls
+from ..calls.call import Call, Recording
 from ..calls.functions import plain_name, tensors
 from ..calls.perform import ask, run_call
+from ..calls.places import Places
 from ..calls.sharing import Sharing, outline
 from ..code.leaves import eager
 from ..values.branches import program
@@ -76,16 +78,23 @@ def with_guards(recording: Recording) -> list[Call]:
 
 
 class _Program:
-    """The order in which calls run again, and whose values are last used by which of them."""
+    """The order in which calls run again, what takes their arguments, and whose values they use last."""
 
     def __init__(self, recording: Recording) -> None:
         self.made_of = recording.calls, [*recording.calls], recording.guards, [*recording.guards]
         self.calls = with_guards(recording)
         self.inputs = [c.inputs for c in self.calls]
-        last = {id(c): i for i, given in enumerate(self.inputs) for c in given}
-        self.dropped: list[list[int]] = [[] for _ in self.calls]
+        places = Places(self.calls)
+        last = {places.of(c): i for i, given in enumerate(self.inputs) for c in given}
+        dropped: list[list[int]] = [[] for _ in self.calls]
         for used, i in last.items():
-            self.dropped[i].append(used)
+            dropped[i].append(used)
+        takes = [
+            (places.taking(c.args), tuple(c.kwargs), places.taking([*c.kwargs.values()])) for c in self.calls
+        ]
+        unset = map(_is_unset, self.calls)
+        self.steps = [*zip(itertools.count(), self.calls, takes, unset, dropped, strict=False)]
+        self.values = [*[None] * len(self.calls), *places.constants]
 
     def is_of(self, recording: Recording) -> bool:
         """Whether the recording is as it was: calls are taken out, and take other arguments."""
@@ -128,41 +137,36 @@ def _replay(
     look: Callable[[Call, Any], Any] | None,
 ) -> Observation:
     program = _program(recording)
-    calls = program.calls
-    values: dict[int, Any] = {}
+    values: list[Any] = [*program.values]
     shapes: dict[int, Seen] = {}
     numbers: dict[int, Any] = {}
     constants, is_meta = recording.constants, device.type == "meta"
-
-    def value_of(call: Call) -> Any:
-        return values[id(call)]
-
-    for i, call in enumerate(calls):
-        args = map_calls(call.args, value_of)
-        kwargs = map_calls(call.kwargs, value_of) if call.kwargs else {}
+    for i, call, (take, names, take_named), is_unset, dropped in program.steps:
+        args = take(values)
+        kwargs = dict(zip(names, take_named(values), strict=True)) if names else {}
         if call.op == "output":
             return Observation(shapes, numbers, args[0])
         if is_meta and _reads(call):
-            value = _computed(model, constants, calls[:i], call, given)
+            value = _computed(model, constants, program.calls[:i], call, given)
         elif sharing and call.op == "call_module":
             run = functools.partial(run_call, model, constants, call, args, kwargs, given, device)
             value = sharing.value(call.target, call.region, args, kwargs, outline(call.value), run)
         else:
             value = run_call(model, constants, call, args, kwargs, given, device)
-        if _is_unset(call):
+        if is_unset:
             with torch.no_grad():
                 value.zero_()  # what memory held before differs from run to run, and means nothing
         if isinstance(value, torch.Tensor):
-            shapes[id(call)] = (tuple(value.shape),)
+            shapes[id(call)] = (value.shape,)
         else:
             shapes[id(call)] = tuple(tuple(t.shape) for t in tensors(value))
             if isinstance(value, (int, float)):
                 numbers[id(call)] = value
         if look is not None and (other := look(call, value)) is not None:
             value = other
-        values[id(call)] = value
-        for used in program.dropped[i]:
-            del values[used]
+        values[i] = value
+        for place in dropped:
+            values[place] = None
     raise AssertionError("a recording ends in its output")
 
 
