@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import autopipe
 from autopipe.errors import InputError
-from autopipe.tracing.rows import mixing
+from autopipe.tracing.rows import by_mode, mixing, noise
 
 
 class Noisy(nn.Module):
@@ -126,6 +126,37 @@ def test_torch_s_dropout_of_what_is_trained_needs_no_further_runs(monkeypatch, d
     monkeypatch.setattr(mixing, "mixed_by_noise", lambda *args: asked.append(args) or by_noise(*args))
     captured_mixing(Dropping(does), torch.randn(8, 6))
     assert len(asked) == n_asked
+
+
+def attended(x):
+    y = x.view(len(x), 1, 2, 3)
+    return F.scaled_dot_product_attention(y, y, y, None, 0.4, scale=0.3).view(x.shape)
+
+
+@pytest.mark.parametrize(("does", "n_drawn"), [(dropout, 0), (F.dropout, 0), (attended, 0), (of_each_row, 1)])
+def test_dropout_alone_is_left_out_without_looking_at_each_op(monkeypatch, does, n_drawn):
+    looked = []
+    kind = by_mode.EvenNoise
+    monkeypatch.setattr(by_mode, "EvenNoise", lambda device: looked.append(device) or kind(device))
+    captured_mixing(Dropping(does), torch.randn(8, 6))
+    assert len(looked) == n_drawn
+
+
+@pytest.mark.parametrize("does", [dropout, attended, F.dropout1d])
+def test_dropout_that_leaves_nothing_out_is_none(does):
+    x = torch.randn(4, 6, requires_grad=True)
+    with noise.NoDropout() as within:
+        found = does(x)
+    y = x.view(4, 1, 2, 3)
+    whole = F.scaled_dot_product_attention(y, y, y, scale=0.3).view(4, 6) if does is attended else x
+    torch.testing.assert_close(found, whole)
+    assert found is not x
+    assert within.is_of_rows
+    with noise.NoDropout() as within:
+        does(x.detach())
+        assert F.dropout(x, 0.5, training=False) is x
+        assert F.dropout(x, 0.5, True, True) is x
+    assert not within.is_of_rows
 
 
 def test_a_step_in_microbatches_with_noise_over_the_batch_is_refused():

@@ -19,7 +19,7 @@ from ..calls.call import Call, Recording
 from ..calls.functions import tensors
 from ..code.own_code import OwnCode
 from ..state.example_data import close_to
-from .noise import EvenNoise
+from .noise import EvenNoise, NoDropout, is_drawn
 from .results import Rows
 
 __all__ = ["Evaluated", "InTraining", "in_training"]
@@ -84,14 +84,36 @@ def in_training(
 ) -> InTraining:
     """What the model's own code in calls does in training: anything where none can tell.
 
-    Two runs of a form that serves both modes, on the same rows: ``run_in`` gives what runs it in a mode, in
-    evaluation where it was not yet ``evaluated``. In training dropout leaves out nothing, and ``look`` is
-    shown each call with its value and what that came of.
+    Two runs of a form that serves both modes, on the same rows, three where other noise than torch's dropout
+    is drawn: ``run_in`` gives what runs it in a mode, in evaluation where it was not yet ``evaluated``. In
+    training dropout leaves out nothing, and ``look`` is shown each call with its value and what that came of.
     """
     if not evaluated.places:
         return InTraining(False, False)
     is_noisy = any(c.is_random for c in form.calls[: evaluated.places[-1] + 1])
-    noise = EvenNoise(device) if is_noisy else contextlib.nullcontext()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            evaluated.complete(run_in(False))
+            plain = NoDropout() if is_noisy else contextlib.nullcontext()
+            is_other = _is_other(evaluated, plain, run_in(True), look)
+            if not (isinstance(plain, NoDropout) and is_drawn(device)):
+                return InTraining(is_other, isinstance(plain, NoDropout) and not plain.is_of_rows)
+            noise = EvenNoise(device)
+            is_other = _is_other(evaluated, noise, run_in(True), look)
+    except Exception as error:  # any Python of the model, on rows it may not take; or noise that is not known
+        _logger.debug("the modes could not be told apart: %s", error)
+        return InTraining(True, True)
+    return InTraining(is_other or not noise.is_dropout, not noise.is_of_rows)
+
+
+def _is_other(
+    evaluated: Evaluated,
+    noise: contextlib.AbstractContextManager[Any],
+    run: Rows,
+    look: Callable[[Call, Any], None],
+) -> bool:
+    """Whether own code gives something else than in evaluation, in a run with gradients within ``noise``."""
     is_other = False
 
     def compare(call: Call, value: Any) -> None:
@@ -99,15 +121,6 @@ def in_training(
         look(call, value)
         is_other |= evaluated.is_other(call, value)
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            evaluated.complete(run_in(False))
-            with noise, torch.enable_grad():
-                run_in(True)("ab", compare)
-    except Exception as error:  # any Python of the model, on rows it may not take; or noise that is not known
-        _logger.debug("the modes could not be told apart: %s", error)
-        return InTraining(True, True)
-    if isinstance(noise, EvenNoise):
-        return InTraining(is_other or not noise.is_dropout, not noise.is_of_rows)
-    return InTraining(is_other, False)
+    with noise, torch.enable_grad():
+        run("ab", compare)
+    return is_other

@@ -25,7 +25,7 @@ from ..inputs.structure import mapped
 from ..sizes.dims import axis_of
 from ..state.state import generators, seed
 
-__all__ = ["EvenNoise", "OwnNoise", "is_drawn", "may_draw"]
+__all__ = ["EvenNoise", "NoDropout", "OwnNoise", "is_drawn", "may_draw"]
 
 _aten = torch.ops.aten
 _FILLS = (
@@ -38,6 +38,14 @@ _DROPOUT = frozenset({
     F.alpha_dropout, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout,
     F.multi_head_attention_forward, F.scaled_dot_product_attention, torch.dropout,
 })  # fmt: skip
+_ARGUMENTS: dict[Any, tuple[str, ...]] = {
+    **dict.fromkeys(
+        (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d), ("input", "p", "training", "inplace")
+    ),
+    torch.dropout: ("input", "p", "train"),
+    F.scaled_dot_product_attention: ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
+}
+"""The names of arguments of those that may leave nothing out instead, in order."""
 
 
 class OwnNoise:
@@ -153,6 +161,33 @@ class EvenNoise(TorchDispatchMode):
         if generators(self._device) != drawn:
             raise ValueError(f"{func} draws noise that may go by rows")
         return made
+
+
+class NoDropout(TorchFunctionMode):
+    """Within it torch's dropout leaves out nothing; unlike in :class:`EvenNoise`, no op is looked at.
+
+    Whether anything else is drawn is told by :func:`is_drawn`.
+
+    Attributes
+    ----------
+    is_of_rows: see :class:`EvenNoise`, where nothing else is drawn.
+    """
+
+    is_of_rows = True
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        names = _ARGUMENTS.get(func)
+        if names is None:
+            return func(*args, **(kwargs or {}))
+        given = dict(zip(names, args, strict=False)) | (kwargs or {})
+        of, is_attention = given[names[0]], "dropout_p" in names
+        share = given.get("dropout_p", 0.0) if is_attention else given.get("p", 0.5)
+        if not share or not (is_attention or given.get(names[2], True)):
+            return func(*args, **(kwargs or {}))
+        self.is_of_rows &= of.requires_grad
+        if is_attention:
+            return func(**{**given, "dropout_p": 0.0})
+        return of if given.get("inplace", False) else of.clone()
 
 
 class _InDropout(TorchFunctionMode):
