@@ -185,6 +185,37 @@ def test_what_code_names_is_asked_where_it_runs_or_would_with_more_rows(
     assert max(seen) == 8
 
 
+class Numbered(Leaf):
+    """A layer that has its number, and may name a number of rows."""
+
+    def __init__(self, layer_idx: int, limit: int) -> None:
+        super().__init__(torch.tanh)
+        self.layer_idx, self.limit = layer_idx, limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return y * (self.layer_idx + 1) if len(x) < self.limit else y - y.mean(0)
+
+
+@pytest.mark.parametrize(("limits", "n_asked"), [([1 << 20] * 12, 1), ([1 << 20] * 11 + [300], 2)])
+def test_alike_layers_that_have_their_numbers_are_given_many_rows_once(
+    monkeypatch: pytest.MonkeyPatch, limits: list[int], n_asked: int
+) -> None:
+    asked: set[str] = set()
+    run_call = among_many.run_call
+
+    def noting(model: Any, constants: Any, call: Any, *told: Any) -> Any:
+        asked.add(call.target)
+        return run_call(model, constants, call, *told)
+
+    monkeypatch.setattr(among_many, "run_call", noting)
+    model = nn.Sequential(*(Numbered(i, limit) for i, limit in enumerate(limits)))
+    found = capture(model, (torch.randn(2, 4),), closed=[str(i) for i in range(12)]).variation.mixing
+    assert len(asked) == n_asked
+    assert not found.always
+    assert bool(found.beyond) is (n_asked == 2)
+
+
 class Chained(nn.Module):
     """Goes another way from 300 rows on, which mixes them from 3,000 on."""
 

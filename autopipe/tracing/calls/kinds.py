@@ -6,6 +6,7 @@ What follows from it is left to ``sharing`` and to the op graph.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -14,7 +15,10 @@ from torch import nn
 from .call import Call
 from .functions import tensors
 
-__all__ = ["Kind", "describe", "dtype_name", "kind_of"]
+__all__ = ["Kind", "describe", "dtype_name", "is_own_number", "kind_of", "own_numbers"]
+
+
+_OWN = frozenset({"id", "idx"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ _PLAIN = (
 
 def _configuration(module: nn.Module, path: str) -> str:
     """Class and plain attributes of a module and everything below it; a layer's own number left out."""
-    numbers = {int(p) for p in path.split(".") if p.isdecimal()}
+    numbers = own_numbers(path)
     parts = []
     for name, inner in module.named_modules():
         plain = {
@@ -68,10 +72,20 @@ def _configuration(module: nn.Module, path: str) -> str:
             if isinstance(v, (int, float, str, tuple))
             and k != "training"
             and not k.startswith("_")
-            and not (type(v) is int and v in numbers and "id" in k)
+            and not is_own_number(k, v, numbers)
         }
         parts.append(f"{name}:{type(inner).__module__}.{type(inner).__qualname__}{sorted(plain.items())}")
     return ";".join(parts)
+
+
+def own_numbers(path: str) -> frozenset[int]:
+    """The numbers in a module's path, which say which of several layers it is in."""
+    return frozenset(int(part) for part in path.split(".") if part.isdecimal())
+
+
+def is_own_number(name: str, value: Any, numbers: Collection[int]) -> bool:
+    """Whether an attribute, such as ``layer_idx``, says which a layer is, of those ``numbers``."""
+    return type(value) is int and value in numbers and not _OWN.isdisjoint(name.split("_"))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..calls.call import Call
+from ..calls.kinds import is_own_number, own_numbers
 from ..calls.named import is_code
 from ..inputs.contents import is_filled
 from ..state.global_names import is_foreign
@@ -36,11 +37,13 @@ class OwnCode:
     Attributes
     ----------
     tables_by_row: tables of whole numbers, by name, of which the code was seen to take a place for each row.
+    met: what calls were seen to do for many rows, by all that this goes by but the data; see ``rows``.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.tables_by_row: dict[str, torch.Tensor] = {}
+        self.met: dict[Any, list[tuple[int, int]]] = {}
         self._within = functools.cache(self._looked_for)
         self._is_own = functools.cache(self._looks_own)
         self._names = functools.cache(self._named)
@@ -70,7 +73,10 @@ class OwnCode:
     def numbers(
         self, call: Call, may_run: Callable[[types.FunctionType], bool] | None = None
     ) -> frozenset[int]:
-        """The whole numbers above one that those have which ``may_run``, or that what they name holds."""
+        """The whole numbers above one that those have which ``may_run``, or that what they name holds.
+
+        A layer's own number is none, as layers of a stack are alike.
+        """
         each = self._numbers(call.op == "call_module", call.target)
         return frozenset[int]().union(*(n for f, n in each if may_run is None or may_run(f)))
 
@@ -90,7 +96,8 @@ class OwnCode:
         held = self._within(is_module, target)
         bound = {id(m.__func__): m.__self__ for m, _ in held if isinstance(m, types.MethodType)}
         functions = ((f, bound.get(id(f), owner)) for f, owner in held if isinstance(f, types.FunctionType))
-        return [(f, frozenset(n for n in _numbers_of(f, owner) if n > 1)) for f, owner in functions]
+        own = own_numbers(target) if is_module else frozenset()
+        return [(f, frozenset(n for n in _numbers_of(f, owner, own) if n > 1)) for f, owner in functions]
 
     def _looked_for(self, is_module: bool, target: Any) -> list[tuple[Any, Any]]:
         if not is_module:
@@ -130,15 +137,16 @@ def _constants_in(code: types.CodeType) -> tuple[Any, ...]:
     return (*code.co_consts, *itertools.chain(*inner))
 
 
-def _numbers_of(function: types.FunctionType, owner: Any) -> Iterator[int]:
-    """The whole numbers that a function has or names: its own, of its file, around it, of its module."""
+def _numbers_of(function: types.FunctionType, owner: Any, own: frozenset[int]) -> Iterator[int]:
+    """The whole numbers that a function has or names: its own, of its file, around it, of its module.
+
+    Not the module's ``own`` numbers in its path, where it says which it is.
+    """
     names = _names_in(function.__code__)
     named = [function.__globals__.get(name) for name in names]
-    named += (
-        [getattr(owner, "__dict__", {}).get(n, getattr(type(owner), n, None)) for n in names]
-        if owner is not None
-        else []
-    )
+    if owner is not None:
+        held = {n: getattr(owner, "__dict__", {}).get(n, getattr(type(owner), n, None)) for n in names}
+        named += [v for n, v in held.items() if not is_own_number(n, v, own)]
     named += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     named += [c.cell_contents for c in function.__closure__ or () if is_filled(c)]
     for value in (*_constants_in(function.__code__), *named):

@@ -107,7 +107,7 @@ class _Look:
         self._few: dict[int, Any] = {}
         self._made: dict[tuple[int, float], Any] = {}
         self._most: dict[int, int] = {}
-        self._seen = set[Any]()
+        self._known: list[tuple[int, int]] = []
         self.met = Met()
 
     def _tells(self, given: Call, call: Call) -> bool:
@@ -129,6 +129,7 @@ class _Look:
             self._few[id(call)] = value
         if id(call) not in self._asked:
             return
+        self._known = []
         try:
             if id(call) in self._of_sizes:
                 self._most[id(call)] = self._most_times(call, value)
@@ -162,16 +163,22 @@ class _Look:
         """As often as rows may come for a call; 0 where what it is given is too large, or was seen alike."""
         if id(call) in self._of_sizes:
             return self._most[id(call)] if isinstance(self._few[id(call)], Tensor) else 0
+        times, known = self._most_named(call), self._code.met
         given = [t for c in call.inputs for t in tensors(self._few[id(c)])]
         kind = (
             frozenset(f.__code__ for f, _ in self._code.functions(call)),
             self._code.numbers(call),
+            self._code.model.training,
+            str(map_calls((call.args, call.kwargs), lambda c: None)),
+            times,
             *((t.shape, t.dtype) for t in given),
         )
-        if kind in self._seen:
-            return 0
-        self._seen.add(kind)
-        return self._most_named(call)
+        if kind not in known:
+            self._known = known[kind] = []
+            return times
+        for same, other in known[kind]:
+            self._tell(call, same, other)
+        return 0
 
     def _most_named(self, call: Call) -> int:
         """As often as rows may come for code to come to the number that it names, or as is usual."""
@@ -247,6 +254,10 @@ class _Look:
 
     def _note(self, call: Call, same: int, other: int) -> None:
         """A call gives for ``other`` rows what it does not for as many as the ``same`` and fewer."""
+        self._known.append((same, other))
+        self._tell(call, same, other)
+
+    def _tell(self, call: Call, same: int, other: int) -> None:
         if other <= MOST:
             self.met.near.add(other)
         else:

@@ -12,7 +12,7 @@ import pathlib
 import sys
 import types
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,8 @@ from ..code.leaves import eager, is_atomic
 from .code_run import CodeRun
 from .inner_numbers import FAR, LINEAR, Numbers, in_place_of
 from .results import Rows, is_number
-from .tables import are_alike, are_by_number, held_tables, picked
-from .thresholds import places_beyond
+from .tables import PICKS, are_alike, are_by_number, held_tables, picked
+from .thresholds import CUTS, places_beyond
 from .varied_data import made_of_rows
 
 __all__ = [
@@ -290,6 +290,27 @@ def _uneven(axes: Mapping[int, int], factor: float, rows: str, call: Call, value
     return value * factors.view(-1, *[1] * (value.ndim - axis - 1))
 
 
+class _Known(NamedTuple):
+    """What a function of torch is to one who looks at what code asks."""
+
+    kind: str
+    name: str
+    reads: bool
+    ranks: bool
+    skips: bool
+    selects: bool
+    cuts: bool
+    picks: bool
+
+    @classmethod
+    def of(cls, func: Any) -> _Known:
+        kind, name = classify(func)
+        is_ranking = kind == "data shaped" or name in _RANKING
+        reads = kind in ("read", "data shaped")
+        told = name in _MISSING, name in ("where", "__getitem__"), name in CUTS, name in PICKS
+        return cls(kind, name, reads, is_ranking, *told)
+
+
 class _Noted(Numbers):
     """Notes that values of a tensor are read, where as truths, that they are counted, ordered or left out,
     and where a tensor is to be cut that ends before it: ``beyond``, by that place and the size.
@@ -306,32 +327,39 @@ class _Noted(Numbers):
         self.has_read = self.ranks = self.skips = self.gathers = False
         self.beyond: set[tuple[int, int]] = set()
         self.truths: dict[_Place, int] = {}
+        self._known: dict[Any, _Known] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kind, name = classify(func)
-        self.has_read |= kind in ("read", "data shaped") or selects_by_mask(name, args)
-        self.ranks = self.ranks or kind == "data shaped" or name in _RANKING
-        self.skips = self.skips or name in _MISSING
-        self.beyond.update(places_beyond(name, args, kwargs or {}))
-        tables = dict(picked(self._held, name, args, kwargs or {}))
+        known = self._known.get(func)
+        if known is None:
+            known = self._known[func] = _Known.of(func)
+        name, kwargs = known.name, kwargs or {}
+        self.has_read |= known.reads or (known.selects and selects_by_mask(name, args))
+        self.ranks = self.ranks or known.ranks
+        self.skips = self.skips or known.skips
+        if known.cuts:
+            self.beyond.update(places_beyond(name, args, kwargs))
+        tables = dict(picked(self._held, args, kwargs)) if known.picks else {}
         self.tables.update(tables)
         result = super().__torch_function__(func, types, args, kwargs)
+        if known.kind == "read" and _is_truth(name, result) and (place := _place()) is not None:
+            self.truths[place] = self.truths.get(place, 0) + 1
+        if not isinstance(result, Tensor):
+            return result
         self.gathers = self.gathers or self._is_gathered(args, result)
         self.has_read |= _is_whole_number(result) and any(map(_is_counted, tensors((args, kwargs))))
         for held, table in tables.items():
             is_whole = not table.is_floating_point()
-            if is_whole and are_by_number(args, kwargs or {}, table, result, self._n_rows):
+            if is_whole and are_by_number(args, kwargs, table, result, self._n_rows):
                 self.by_number[held] = table
-        if kind == "read" and _is_truth(name, result) and (place := _place()) is not None:
-            self.truths[place] = self.truths.get(place, 0) + 1
         return result
 
-    def _is_gathered(self, args: Any, result: Any) -> bool:
+    def _is_gathered(self, args: Any, result: Tensor) -> bool:
         """Whether a function gives something without rows of what has them, along its first axis."""
         given = args[0] if args else None
         if not (isinstance(given, Tensor) and given.ndim and given.shape[0] == self._n_rows and self._n_rows):
             return False
-        return isinstance(result, Tensor) and result.is_floating_point() and self._n_rows not in result.shape
+        return result.is_floating_point() and self._n_rows not in result.shape
 
 
 class Turned(TorchFunctionMode):

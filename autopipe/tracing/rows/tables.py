@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from ..calls.functions import storages, tensors
 
-__all__ = ["are_alike", "are_by_number", "held_tables", "noughts", "picked", "uneven"]
+__all__ = ["PICKS", "are_alike", "are_by_number", "held_tables", "noughts", "picked", "uneven"]
 
-_PICKS = frozenset({
+PICKS = frozenset({
     "__getitem__", "chunk", "embedding", "gather", "index_select", "narrow", "select", "split", "take",
     "take_along_dim", "tensor_split", "unbind", "unflatten",
 })  # fmt: skip
@@ -37,12 +37,9 @@ def held_tables(model: nn.Module) -> dict[int, tuple[str, Tensor]]:
     return found
 
 
-def picked(
-    held: Mapping[int, tuple[str, Tensor]], name: str, args: Any, kwargs: Any
-) -> Iterator[tuple[str, Tensor]]:
-    """The tables among what a function is given that takes places of it."""
-    if name in _PICKS:
-        yield from (held[n] for t in tensors((args, kwargs)) for n in storages(t) if n in held)
+def picked(held: Mapping[int, tuple[str, Tensor]], args: Any, kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tables among what a function is given; of those in :data:`PICKS` it takes places."""
+    yield from (held[n] for t in tensors((args, kwargs)) for n in storages(t) if n in held)
 
 
 def are_by_number(args: Any, kwargs: Any, table: Tensor, result: Any, n_rows: int) -> bool:

@@ -21,11 +21,14 @@ from ..code.own_code import OwnCode
 from ..inputs.contents import is_filled
 from .code_run import CodeRun
 
-__all__ = ["MOST", "beside_places", "places_beyond", "rows_to_try", "thresholds"]
+__all__ = ["CUTS", "MOST", "beside_places", "places_beyond", "rows_to_try", "thresholds"]
 
 MOST = 256
 """A form is run on no more rows than this."""
-_PIECES = frozenset({"split", "unsafe_split", "chunk", "unsafe_chunk", "tensor_split"})
+CUTS = frozenset({
+    "__getitem__", "__setitem__", "chunk", "split", "tensor_split", "unsafe_chunk", "unsafe_split"
+})  # fmt: skip
+"""Functions that cut a tensor."""
 
 
 def thresholds(code: OwnCode, form: Recording, least: int, ran: CodeRun) -> dict[Call, set[int]]:
@@ -52,7 +55,7 @@ def beside_places(form: Recording, least: int, most: int = MOST) -> set[int]:
 
 
 def places_beyond(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    """Each end of a slice, or length of a piece, beyond the axis that a torch function cuts, with its size.
+    """Each end of a slice, or length of a piece, beyond the axis that one of :data:`CUTS` cuts, and its size.
 
     So ``h[:20]`` of eight rows gives (20, 8).
     """
@@ -63,7 +66,7 @@ def places_beyond(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         for size, cut in _cuts(shape, args[1]):
             ends = (end for end in (cut.start, cut.stop) if isinstance(end, int))
             yield from ((abs(end), size) for end in ends if abs(end) > size)
-    elif name in _PIECES and shape:
+    elif shape:
         given = [*args[1:], *kwargs.values()]
         axis = kwargs.get("dim", args[2] if len(args) > 2 else 0)
         if given and isinstance(given[0], int) and isinstance(axis, int) and given[0] > shape[axis]:
