@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import autopipe
 from autopipe.errors import CaptureError
@@ -112,3 +113,45 @@ def test_training_on_stages_is_that_of_the_model() -> None:
 def test_attributes_that_are_set_by_hand_are_refused() -> None:
     with pytest.raises(CaptureError, match="second call"):
         capture(Setting().double(), (draws(0),))
+
+
+class Dropped(nn.Module):
+    """A layer, a weight of which is a tensor that each call sets anew, as AWD-LSTMs drop weights."""
+
+    def __init__(self, layer: nn.Module, name: str) -> None:
+        super().__init__()
+        self.layer, self.name = layer, name
+        weight = layer._parameters.pop(name)
+        assert weight is not None
+        self.register_parameter(f"{name}_raw", nn.Parameter(weight.data))
+        setattr(layer, name, weight.detach().clone())
+
+    def forward(self, x: Tensor) -> Any:
+        raw = getattr(self, f"{self.name}_raw")
+        setattr(self.layer, self.name, F.dropout(raw, 0.5) if self.training else raw.clone())
+        return self.layer(x)
+
+
+class DroppedWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = Dropped(nn.LSTM(4, 4, batch_first=True), "weight_hh_l0")
+        self.linear, self.out = Dropped(nn.Linear(4, 4), "weight"), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.linear(self.recurrent(x)[0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_that_each_call_sets_anew_train_what_they_are_made_of(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = DroppedWeights().to(dtype)  # which leaves the tensors set so far as they are
+    x = torch.randn(2, 5, 4, dtype=dtype)
+    pipe = autopipe.split(model, 2, (x,), costs="estimated")
+    for training in (False, True):
+        pipe.train(training)
+        pipe.verify(torch.randn(3, 5, 4, dtype=dtype))
+    pipe.eval()
+    runtime = pipe.runtime(lambda y, _: y.square().mean())
+    runtime.step(torch.randn(4, 5, 4, dtype=dtype), n_microbatches=2)
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in runtime.parameters())

@@ -240,10 +240,12 @@ class Referee:
         return Fault(path, f"{at}the captured graph of {name} is not the model: {said}")
 
     def _open_paths(self, training: bool) -> Iterator[str]:
-        """Modules below the root whose own code was recorded, the deepest first."""
+        """Modules below the root whose own code was recorded, then those around leaves, the deepest first."""
         calls = self.forms[training].calls
-        found = {c.path for c in calls if _is_own(c) and c.path}
-        yield from sorted(found, key=lambda p: (-p.count("."), p))
+        own = {c.path for c in calls if _is_own(c) and c.path}
+        around = {str(c.target).rpartition(".")[0] for c in calls if c.op == "call_module"} - own
+        for found in (own, around):
+            yield from sorted(filter(None, found), key=lambda p: (-p.count("."), p))
 
     # ---------------------------------------------------------------- runs
 

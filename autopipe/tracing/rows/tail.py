@@ -31,6 +31,7 @@ from ..inputs.layout import concatenated
 from ..inputs.structure import flatten, unflatten
 from ..sizes.dims import axis_of
 from ..sizes.rerun import replay
+from ..sizes.trials import first_line
 from ..sizes.variation import Mixing, Tail
 from ..state.state import seed
 from .mixing import mixing, rows_of
@@ -178,7 +179,7 @@ def find_tail(
             # any Python of the model, on rows it may not take
             if any(form.takes_grad_mode for form in forms.values()):
                 return Tail(obstacle="it takes derivatives, which rows joined before it have none of")
-            return Tail(obstacle=f"its rows could not be told apart: {error}")
+            return Tail(obstacle=f"its rows could not be told apart: {first_line(error)}")
 
 
 def _norms(form: Recording, begun: Collection[str] = ()) -> list[str]:

@@ -433,9 +433,11 @@ class Session:
     def close(self, path: str, why: str) -> None:
         """Keep a module whole in every further attempt, because the graph of it is not the module.
 
-        Raises :class:`CaptureError` for the model itself, and for a module that is whole already.
+        Where that is whole already, the one around it. Raises :class:`CaptureError` for the model itself.
         """
-        self.adjust(CloseModule("" if path in self.first_policy.closed else path, why))
+        while path and path in self.first_policy.closed:
+            path = path.rpartition(".")[0]
+        self.adjust(CloseModule(path, why))
         self.attempt.obstacles.pop()
         self.first_policy = self.first_policy.with_closed(self.policy.closed)
 

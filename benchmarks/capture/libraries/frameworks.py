@@ -79,7 +79,7 @@ add("mobilenet", "keras", lambda k: k.applications.MobileNetV2((32, 32, 3), alph
 add("tabular_parts", "fastai.tabular.model", lambda m: m.TabularModel([(10, 4), (7, 3)], 6, 3, [32, 16], ps=[0.1, 0.1], embed_p=0.1), lambda b, n: (torch.stack([torch.randint(0, 10, (b,)), torch.randint(0, 7, (b,))], 1), torch.randn(b, 6)))
 add("xresnet_parts", "fastai.vision.models.xresnet", lambda m: m.xresnet18(n_out=5), image(side=64))
 add("xse_resnext", "fastai.vision.models.xresnet", lambda m: m.xse_resnext18(n_out=5), image(side=64))
-add("qrnn_free_lm", "fastai.text.models.awdlstm", lambda m: m.AWD_LSTM(64, 32, 48, 2, hidden_p=0.0, input_p=0.0, embed_p=0.0, weight_p=0.0), lambda b, n: (torch.randint(1, 64, (2, n)),))
+add("qrnn_free_lm", "fastai.text.models.awdlstm", lambda m: m.AWD_LSTM(64, 32, 48, 2, hidden_p=0.0, input_p=0.0, embed_p=0.0, weight_p=0.5), lambda b, n: (torch.randint(1, 64, (2, n)),))
 add("focal", "fastai.losses", lambda m: _Scored(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 5)), m.FocalLossFlat()), classes())
 add("smoothing", "fastai.losses", lambda m: _Scored(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 5)), m.LabelSmoothingCrossEntropyFlat()), classes())
 

@@ -100,16 +100,15 @@ def _error_in(problem: str) -> str:
 
 
 def _subject(case: Case, dtype: torch.dtype) -> Subject:
-    """The model in evaluation mode, which has run in both modes; raises what it raises."""
+    """The model in evaluation mode, which has run in both modes, and from one to the other and back."""
     seed()
     model = case.model().eval()
     if dtype is not torch.float32:
         model = model.to(dtype)
     subject = Subject(model, _inputs(case, dtype), "library")
     args, kwargs = subject.inputs(EXAMPLE)
-    for training in (False, True):
+    for training in (False, True, False):
         model.train(training)(*args, **kwargs)
-    model.eval()
     return subject
 
 
@@ -165,12 +164,22 @@ def _runs(subject: Subject, add: Report) -> dict[str, Callable[..., Any]]:
     start = time.perf_counter()
     captured = autopipe.capture(subject.model, args, kwargs)
     add({"seconds": round(time.perf_counter() - start, 3)})
-    n_stages = min(N_STAGES, n_blocks(subject.model))
-    pipe = autopipe.split(
-        subject.model, n_stages, args, kwargs, costs="estimated", n_microbatches=1, time_limit_s=SOLVE_S
-    )
+    pipe = _split(subject, min(N_STAGES, n_blocks(subject.model)))
     add({"n_stages": len(pipe.stages)})
     return {"graph": captured, "stages": pipe}
+
+
+def _split(subject: Subject, n_stages: int) -> autopipe.Pipe:
+    """The model in so many stages, or in as many as it can be cut into."""
+    args, kwargs = subject.inputs(EXAMPLE)
+    try:
+        return autopipe.split(
+            subject.model, n_stages, args, kwargs, costs="estimated", n_microbatches=1, time_limit_s=SOLVE_S
+        )
+    except autopipe.InfeasibleError:
+        if n_stages == 1:
+            raise
+        return _split(subject, n_stages - 1)
 
 
 def _joined(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
