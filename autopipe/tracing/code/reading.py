@@ -6,6 +6,7 @@ What a stage makes of that is left to ``stages.parts``.
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import os
 import pathlib
@@ -44,12 +45,10 @@ def uncounted(module: nn.Module, result: Any) -> frozenset[Place]:
     if not places or frame is None:
         return frozenset()
     at = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
-    written = nodes(frame.f_code.co_filename)
-    call = next((n for n in written if isinstance(n, ast.Call) and _lies_at(n, at)), None)
-    within = [n for n in written if isinstance(n, _FUNCTIONS) and call is not None and _is_around(n, call)]
-    if call is None or not within or _held(call.func, frame) is not module:
+    call, function = _call_at(frame.f_code.co_filename, at)
+    if call is None or function is None or _held(call.func, frame) is not module:
         return frozenset()
-    reader = _Reader(max(within, key=lambda n: n.lineno), result)
+    reader = _Reader(function, result)
     reader.follow(call, ())
     return frozenset(
         p for p in places - reader.exact if not any(p[:n] in reader.all for n in range(len(p) + 1))
@@ -63,6 +62,15 @@ def _containers(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
         pairs = value.items() if type(value) is dict else enumerate(value)
         for key, part in pairs:
             yield from _containers(part, (*place, key))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _call_at(file: str, at: tuple[int | None, ...]) -> tuple[ast.Call | None, ast.stmt | None]:
+    """The call that is written at a place of a file, and the innermost function around it."""
+    written = nodes(file)
+    call = next((n for n in written if isinstance(n, ast.Call) and _lies_at(n, at)), None)
+    within = [n for n in written if isinstance(n, _FUNCTIONS) and call is not None and _is_around(n, call)]
+    return call, max(within, key=lambda n: n.lineno, default=None)
 
 
 def _lies_at(node: ast.expr, at: Sequence[int | None]) -> bool:
@@ -83,6 +91,15 @@ def _held(node: ast.expr, frame: types.FrameType) -> Any:
     return None
 
 
+@functools.lru_cache(maxsize=1 << 10)
+def _written_in(function: ast.stmt) -> tuple[dict[ast.AST, ast.AST], list[ast.Name], frozenset[str]]:
+    """What each thing written in a function lies in, its names, and those that it shares with others."""
+    parents = {c: n for n in ast.walk(function) for c in ast.iter_child_nodes(n)}
+    names = [n for n in parents if isinstance(n, ast.Name)]
+    shared = (x for n in parents if isinstance(n, (ast.Global, ast.Nonlocal)) for x in n.names)
+    return parents, names, frozenset(shared)
+
+
 class _Reader:
     """Follows a value through the names of a function.
 
@@ -94,9 +111,7 @@ class _Reader:
         self.held = dict(_containers(result))
         self.all: set[Place] = set()
         self.exact: set[Place] = set()
-        self.parents = {c: n for n in ast.walk(function) for c in ast.iter_child_nodes(n)}
-        self.names = [n for n in self.parents if isinstance(n, ast.Name)]
-        self.shared = {x for n in self.parents if isinstance(n, (ast.Global, ast.Nonlocal)) for x in n.names}
+        self.parents, self.names, self.shared = _written_in(function)
         self.sees_all = any(n.id in _SEE_ALL_NAMES for n in self.names)
         self.met: set[tuple[str, Place]] = set()
 
