@@ -64,6 +64,17 @@ class Drops(Block):
         return nn.functional.dropout(super().forward(x), 0.5, self.training)
 
 
+class Draws(Block):
+    """Draws by itself and by a layer inside."""
+
+    def __init__(self, d=4):
+        super().__init__(d)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(super().forward(x) + torch.rand_like(x)) + torch.rand_like(x[:1])
+
+
 class Normed(Block):
     def __init__(self, d=4):
         super().__init__(d)
@@ -158,6 +169,7 @@ MODELS = {
     "gives back its input": lambda: Stack(Passes, between=unpacks),
     "expanded": lambda: Stack(Wide),
     "dropout": lambda: Stack(Drops),
+    "draws in places": lambda: Stack(Draws),
     "buffers": lambda: Stack(Normed),
     "a dict": lambda: Stack(Fills, between=hands_on),
     "unlike": lambda: Stack(Numbered),
@@ -210,10 +222,13 @@ class Asking(nn.Module):
 
 
 def forms_of(model):
-    """The code of every form on the CPU: as the example leads, and as other masks would."""
+    """The code of every form on the CPU, and what its calls draw: as the example leads, as masks would."""
     given = torch.ones(6, 4), torch.ones(6, 4, dtype=torch.bool)
     captured = capture(copy.deepcopy(model), given, dynamic=False)
-    return {flag: [f.graph.python_code("self").src for f in fs] for flag, fs in captured.forms.items()}
+    return {
+        flag: [(f.graph.python_code("self").src, [n.meta.get("stream") for n in f.graph.nodes]) for f in fs]
+        for flag, fs in captured.forms.items()
+    }
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -225,8 +240,9 @@ def test_where_no_data_lead_the_graph_is_that_of_every_leaf_run(name, monkeypatc
     assert [len(forms) for forms in found.values()] == [2, 2]
 
 
-def test_alike_leaves_run_once_where_no_data_lead(monkeypatch):
-    model, runs, linear = Asking(Stack(n=40)), [], nn.functional.linear
+@pytest.mark.parametrize("block", [Block, Drops])
+def test_alike_leaves_run_once_where_no_data_lead(block, monkeypatch):
+    model, runs, linear = Asking(Stack(block, n=40)), [], nn.functional.linear
     monkeypatch.setattr(nn.functional, "linear", lambda *a: runs.append(0) or linear(*a))
     capture(model, (torch.ones(6, 4), torch.ones(6, 4, dtype=torch.bool)), dynamic=False)
     n_runs = len(runs) / (2 * 40)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,12 +83,14 @@ class Sharing:
 class Twins:
     """What leaves have given in one recording, for those that are alike and come later.
 
-    Of all leaves, or of those at the paths ``among`` alone.
+    Of all leaves, or of those at the paths ``among`` alone, which tell whether each has drawn. ``drawn`` are
+    the calls of functions that draw which those made that did, by the places of the modules inside.
     """
 
-    def __init__(self, kind: Callable[[str], Kind], among: Collection[str] | None = None) -> None:
+    def __init__(self, kind: Callable[[str], Kind], among: Mapping[str, bool] | None = None) -> None:
         self.kind, self.among = kind, among
         self.results: dict[Any, Any] = {}
+        self.drawn: dict[Any, Sequence[int]] = {}
         self.is_used = False
 
     def key(self, path: str, inside: Sequence[nn.Module], surroundings: Any, actual: Any) -> Any:
@@ -106,12 +108,18 @@ class Twins:
         flags = tuple(v.requires_grad for v in leaves if isinstance(v, torch.Tensor))
         # a tensor that is given twice is not two that are alike
         places = tuple(next(i for i, w in enumerate(leaves) if w is v) for v in leaves)
-        return self.kind(path), surroundings, spec, outline(actual), flags, places
+        draws = self.among is not None and self.among[path]
+        return self.kind(path), surroundings, spec, outline(actual), flags, places, draws
 
-    def keep(self, key: Any, call: Call, result: Any, actual: Any) -> None:
-        """Remember what a leaf gave, if another can give as much: new tensors, and nothing done beside."""
+    def keep(
+        self, key: Any, call: Call, result: Any, actual: Any, draws: Sequence[int] | None = None
+    ) -> None:
+        """Remember what a leaf gave, if another can give as much: new tensors, and nothing written beside.
+
+        Of one that drew just now, ``draws`` are the calls that did, by the places of the modules inside.
+        """
         leaves, _ = flatten(result)
-        if call.is_random or call.writes or call.mutated:
+        if call.writes or call.mutated:
             return
         if not all(v is None or type(v) is torch.Tensor for v in leaves):
             return
@@ -119,6 +127,8 @@ class Twins:
         made = [s for v in leaves if v is not None for s in functions.storages(v)]
         if len(made) == len({*made} - given) == sum(v is not None for v in leaves):
             self.results[key] = result
+            if draws is not None:
+                self.drawn[key] = draws
 
     def copy(self, key: Any) -> Callable[..., Any] | None:
         """What gives as much as the leaf that was run, in memory of its own; None where none was."""
@@ -132,15 +142,18 @@ class Twins:
         return lambda *args, **kwargs: unflatten(spec, copies)
 
 
-def quiet(calls: Sequence[Call]) -> frozenset[str]:
-    """The leaves with weights that are called once and do nothing but give what they give."""
+def quiet(calls: Sequence[Call]) -> dict[str, bool]:
+    """The leaves with weights that are called once and do nothing but give what they give, and may draw.
+
+    Whether they do, by their paths.
+    """
     counts = collections.Counter(c.target for c in calls if c.op == "call_module")
     leaves = (c for c in calls if c.op == "call_module" and counts[c.target] == 1)
-    return frozenset(
-        c.target
+    return {
+        c.target: c.is_random
         for c in leaves
-        if c.depends & Depends.STATE and not (c.is_random or c.writes or c.mutated or c.keeps)
-    )
+        if c.depends & Depends.STATE and not (c.writes or c.mutated or c.keeps)
+    }
 
 
 def outline(value: Any) -> tuple[Any, ...]:

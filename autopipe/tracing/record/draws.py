@@ -83,6 +83,16 @@ class Streams(Counting):
     def _count(self) -> None:
         self.counts[drawer(self.modules) or ""] += 1
 
+    def since(self, before: Counter[str], inside: Sequence[nn.Module]) -> tuple[int, ...] | None:
+        """How many of them each of some modules has made since; None where other code has, too."""
+        more = self.counts - before
+        made = tuple([more.get(self.modules.get(id(m), ""), 0) for m in inside])
+        return made if sum(made) == more.total() else None
+
+    def count(self, inside: Sequence[nn.Module], made: Sequence[int]) -> None:
+        """Take it that each of some modules has made so many."""
+        self.counts.update({self.modules[id(m)]: n for m, n in zip(inside, made, strict=True) if n})
+
     def here(self) -> Stream:
         """The stream of an op that the code running now is about to call."""
         owner = drawer(self.modules) or ""

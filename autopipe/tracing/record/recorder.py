@@ -327,11 +327,15 @@ class Recorder(TorchFunctionMode):
             surroundings = self.contexts.region(), torch.is_grad_enabled(), frozen
             key = twins.key(path, inside, surroundings, actual)
             copied = twins.copy(key)
+        counts = self.streams.counts.copy()
         before, hooks = self.keeping.before(path, inside), _hooks_of(inside)
         weights = (p for m in inside for p in m._parameters.values())
         own = {id(t) for t in (*weights, *functions.tensors((args, kwargs)))}
         with self.foreign.to(own) as foreign:
             result = self.perform(call, copied or run_leaf, actual)
+        if twins is not None and copied is not None and key in twins.drawn:
+            self.streams.count(inside, twins.drawn[key])
+            call.is_random, call.depends = True, call.depends | Depends.RANDOM
         if foreign:
             raise OpenLeaf(
                 path,
@@ -355,7 +359,9 @@ class Recorder(TorchFunctionMode):
         if not (isinstance(result, torch.Tensor) or module._forward_hooks):
             call.uncounted = uncounted(module, call.value)
         if twins is not None and key is not None and copied is None:
-            twins.keep(key, call, result, actual)
+            draws = self.streams.since(counts, inside)
+            if draws is not None:
+                twins.keep(key, call, result, actual, draws if call.is_random else None)
         return dict_arguments.handed_back(gave[0], result, given) if gave and given else result
 
     def changed(self, before: functions.Versions, module: nn.Module, path: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import functools
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -147,7 +147,7 @@ class Runs:
         training: bool,
         outcomes: Sequence[Any] = (),
         setting: Setting = AS_GIVEN,
-        sharing: Collection[str] = (),
+        sharing: Mapping[str, bool] | None = None,
     ) -> Recording:
         """One recording; the model starts in the state it was given in.
 
@@ -209,7 +209,7 @@ class Runs:
         outcomes: Sequence[Any],
         setting: Setting,
         unseen: Unseen | None,
-        sharing: Collection[str] = (),
+        sharing: Mapping[str, bool] | None = None,
         shares: bool = True,
         restores: bool = True,
         shift: Shift | None = None,
@@ -287,7 +287,9 @@ class Runs:
             attempt.met_number |= recorder.reads.met_number
             self.of_leaves |= recorder.reads.of_leaves
 
-    def is_for_both(self, attempt: Attempt, recording: Recording, sharing: Collection[str] = ()) -> bool:
+    def is_for_both(
+        self, attempt: Attempt, recording: Recording, sharing: Mapping[str, bool] | None = None
+    ) -> bool:
         """Whether a recording made in training is the one in evaluation too.
 
         Nothing in the model's own code may have gone by the mode, and what is called whole must give in
@@ -313,7 +315,7 @@ class Runs:
             self.answers.setdefault(False, answer)
         return True
 
-    def twins(self, sharing: Collection[str]) -> Twins | None:
+    def twins(self, sharing: Mapping[str, bool] | None) -> Twins | None:
         """What leaves share in a run, if any do."""
         is_meta = self.device.type == "meta"
         return Twins(self.kind, None if is_meta else sharing) if is_meta or sharing else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -253,7 +253,7 @@ class Session:
         training = training or self.training_form(evaluation, None if tried is None else tried.found)
         return evaluation, training, tried
 
-    def is_for_both(self, training: Recording, sharing: Collection[str] = ()) -> bool:
+    def is_for_both(self, training: Recording, sharing: Mapping[str, bool] | None = None) -> bool:
         """Whether a recording in training is taken to be that in evaluation too."""
         is_taken = self.takes_short_cuts and self.runs.is_for_both(self.attempt, training, sharing)
         self.has_taken |= is_taken
