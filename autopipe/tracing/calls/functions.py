@@ -297,7 +297,10 @@ def storages(value: Any) -> frozenset[int]:
 
 def holds_frozen(value: Any) -> bool:
     """Whether a value is, or a module has, a weight that takes no gradient and could."""
-    held: Iterator[Any] = value.parameters() if isinstance(value, nn.Module) else iter((value,))
+    is_module = isinstance(value, nn.Module)
+    held: Iterator[Any] = (
+        (p for m in value.modules() for p in m._parameters.values()) if is_module else iter((value,))
+    )
     weights = (p for p in held if isinstance(p, nn.Parameter) and not p.requires_grad)
     return any(p.is_floating_point() or p.is_complex() for p in weights)
 

@@ -61,16 +61,18 @@ class Repeats:
         self.names_read, self.held = names_read, held
         self.remade: set[str] = set()
 
-    def check_state(self, policy: Policy, recording: Recording, answer: Sequence[Any] | None = None) -> bool:
+    def check_state(
+        self, policy: Policy, recording: Recording, is_as_begun: bool, answer: Sequence[Any] | None = None
+    ) -> bool:
         """Python state that an open module changes must not matter to the next call; whether it changes any.
 
-        The call that was recorded has just been made; ``answer`` is what it gave, if that stands for the
-        model's own.
+        The call that was recorded has just been made, and ``is_as_begun`` where it has left all as it was;
+        ``answer`` is what it gave, if that stands for the model's own.
         """
         training = recording.training
         if (training, "", not training) in recording.modes:
             raise CloseModule("", "a forward leaves the model itself in another mode than it was called in")
-        if self.snapshot.is_unchanged:
+        if is_as_begun:
             return False
         self.check_made(policy)
 

@@ -169,16 +169,17 @@ class Runs:
                 continue
             is_natural = not outcomes and setting == AS_GIVEN
             answer = self.answers[training] if is_natural else None
-            is_changed = self.repeats.check_state(attempt.policy, recording, answer)
+            is_as_begun = self.snapshot.is_unchanged
+            is_changed = self.repeats.check_state(attempt.policy, recording, is_as_begun, answer)
             recording.goes_by_mode |= is_changed
-            if is_natural:
+            if is_natural and not is_as_begun:
                 self.open_counting(attempt, training)
             return self.looked_at(recording, attempt, is_changed) if is_natural else recording
         raise AssertionError("a watched recording suspects nothing")
 
     def open_counting(self, attempt: Attempt, training: bool) -> None:
         """Raise :class:`OpenLeaf` for a leaf that counts its calls and goes by it: once a step, then."""
-        if self.device.type == "meta" or self.snapshot.is_unchanged:
+        if self.device.type == "meta":
             return
         for path in self.repeats.counting_leaves(attempt.policy, training):
             if attempt.policy.is_openable(path) and (path, False) not in attempt.tried:
@@ -186,7 +187,7 @@ class Runs:
 
     def take(self, shifted: Recording, attempt: Attempt) -> Recording:
         """A recording just made with shifted numbers that is as it would be without, looked at as others."""
-        is_changed = self.repeats.check_state(attempt.policy, shifted)
+        is_changed = self.repeats.check_state(attempt.policy, shifted, self.snapshot.is_unchanged)
         shifted.goes_by_mode |= is_changed
         return self.looked_at(shifted, attempt, is_changed)
 

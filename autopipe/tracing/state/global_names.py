@@ -15,6 +15,7 @@ from typing import Any
 from ..inputs.contents import is_filled
 from .cells import attributes, content
 from .loads import globals_loaded
+from .quick_check import are_same
 
 __all__ = ["codes_in", "come_to", "is_foreign", "is_users", "named", "names_in"]
 
@@ -39,7 +40,12 @@ def is_users(module: str | None) -> bool:
     if is_foreign(module) or (module or "").partition(".")[0] == __name__.partition(".")[0]:
         return False
     file = getattr(sys.modules.get(module or ""), "__file__", None)
-    return file is None or not (file.startswith(_STDLIB) or any(place in file for place in _INSTALLED))
+    return file is None or not _is_installed(file)
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_installed(file: str) -> bool:
+    return file.startswith(_STDLIB) or any(place in file for place in _INSTALLED)
 
 
 def named(start: Iterable[Any], files: Iterable[str]) -> list[tuple[dict[str, Any], frozenset[str]]]:
@@ -124,12 +130,26 @@ class _Walk:
         self.waiting += [known[n] for n in new]
 
 
-def come_to(start: Iterable[str], classes: Sequence[type]) -> frozenset[str]:
+_come_to: list[tuple[frozenset[str], list[Any], list[Any], frozenset[str]]] = []
+"""Of the last question from where it was asked, the names and values that classes held, and the answer."""
+
+
+def come_to(start: frozenset[str], classes: Sequence[type]) -> frozenset[str]:
     """The names in classes that code may come to from methods of these names on, from each to the next."""
+    keys = [name for cls in classes for name in vars(cls)]
+    values = [value for cls in classes for value in vars(cls).values()]
+    for known, *held, names in _come_to:
+        if known == start and held[0] == keys and are_same(held[1], values):
+            return names
+    found = _come_to_from(start, keys, values)
+    _come_to[:] = [(start, keys, values, found)]
+    return found
+
+
+def _come_to_from(start: frozenset[str], keys: Sequence[str], values: Sequence[Any]) -> frozenset[str]:
     held: dict[str, list[Any]] = {}
-    for cls in classes:
-        for name, value in vars(cls).items():
-            held.setdefault(name, []).append(value)
+    for name, value in zip(keys, values, strict=True):
+        held.setdefault(name, []).append(value)
     names = set(start)
     waiting = list(names)
     while waiting:

@@ -85,12 +85,7 @@ class Snapshot:
     def start(self, training: bool) -> None:
         """Put everything back, and the model in a mode: quickly where little has changed."""
         is_known = training in self.begun and (self.switches_plainly or self.model.training == training)
-        then = self.begun.get(training if is_known else self.training)
-        if then is None or not (self.glance.is_kept() and self.glance.put(self.glance.seen(), then)):
-            self.restore()
-        else:
-            self._put_back_generators()
-            self._put_back_gradients()
+        self._put_back(training if is_known else self.training)
         self.seeded()  # as it was found, whatever seeds comparisons have set since
         if self.model.training != training:
             switch(self.model, training)
@@ -113,6 +108,19 @@ class Snapshot:
         """Whether all that code can count in, but arrays, holds what it held at another moment."""
         lengths, held = self.glance.seen()
         return lengths == seen[0] and are_same(held, seen[1])
+
+    def end(self) -> None:
+        """Put everything back: quickly where little has changed."""
+        self._put_back(self.training)
+
+    def _put_back(self, training: bool) -> None:
+        """Put everything back to where a run in a mode starts, if it is known, or as it was found."""
+        then = self.begun.get(training)
+        if then is None or not (self.glance.is_kept() and self.glance.put(self.glance.seen(), then)):
+            self.restore()
+        else:
+            self._put_back_generators()
+            self._put_back_gradients()
 
     def _put_back_generators(self) -> None:
         for put_back in self.generators:
@@ -399,7 +407,7 @@ def preserved(
         finally:
             for parameter, gradient in gradients:
                 parameter.grad = gradient
-            snapshot.restore()
+            snapshot.end()
             if snapshot.spent is not None:
                 snapshot.spent.put_back()
             random.setstate(python)

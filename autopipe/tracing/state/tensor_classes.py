@@ -17,7 +17,8 @@ __all__ = ["check_answers"]
 
 _ATTRIBUTES = ("shape", "dtype", "device", "layout", "requires_grad", "is_meta", "is_nested", "_version")
 _METHODS = ("numel", "dim", "is_floating_point", "is_complex", "__hash__")
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
+_OF_ALL = frozenset(vars(nn.Module()))
+"""Attributes that every module has, in which no tensors are but those that are registered."""
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _COPIED = 1 << 16
 """Of tensors with at most so many elements a copy is asked for too."""
@@ -51,9 +52,8 @@ def check_answers(model: nn.Module, *given: Any) -> None:
 def _held(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters, buffers, and tensors in attributes or in containers there, each by a name."""
     for path, module in model.named_modules():
-        plain = {k: v for k, v in vars(module).items() if k not in _REGISTRIES}
-        for name, value in {**module._parameters, **module._buffers, **plain}.items():
-            if type(value) not in _PLAIN:
+        for name, value in (*module._parameters.items(), *module._buffers.items(), *vars(module).items()):
+            if type(value) not in _PLAIN and name not in _OF_ALL:
                 yield from ((f"{path}.{name}".lstrip("."), t) for t in tensors(value))
 
 
