@@ -13,6 +13,7 @@ import json
 import keyword
 import logging
 import sys
+import threading
 import types
 from collections.abc import Callable, Container, Iterator, MutableMapping, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -50,6 +51,7 @@ __all__ = [
     "TOTAL_NORM",
     "VJP",
     "VMAP",
+    "HiddenMode",
     "TorchDispatchMode",
     "Unread",
     "UnseenByFunctions",
@@ -121,6 +123,50 @@ def pop_function_mode() -> Any:
 def push_function_mode(mode: Any) -> None:
     """Put a function mode on top of the others, without entering it."""
     overrides._push_mode(mode)  # type: ignore[no-untyped-call]
+
+
+_ASKED = "has_torch_function"
+
+
+class HiddenMode(overrides.TorchFunctionMode):
+    """A function mode that code does not see which asks torch whether functions are overridden.
+
+    Torch's own attention and encoder layers ask in evaluation, and give other values where a mask leaves
+    places out, and in more time, if they are.
+    """
+
+    _lock = threading.Lock()
+    _n_entered = 0
+    _torchs = overrides.has_torch_function
+
+    def __enter__(self) -> Any:
+        with HiddenMode._lock:
+            HiddenMode._n_entered += 1
+            setattr(overrides, _ASKED, _has_seen_function)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        with HiddenMode._lock:
+            HiddenMode._n_entered -= 1
+            if not HiddenMode._n_entered:
+                setattr(overrides, _ASKED, HiddenMode._torchs)
+
+
+def _has_seen_function(given: Any) -> bool:
+    """``has_torch_function`` as it is without hidden modes; of this thread, whoever has entered one."""
+    modes = [] if torch.compiler.is_compiling() else function_modes()
+    if not any(isinstance(mode, HiddenMode) for mode in modes):
+        return HiddenMode._torchs(given)
+    if any(not isinstance(mode, HiddenMode) for mode in modes):
+        return True
+    for _ in modes:
+        pop_function_mode()
+    try:
+        return HiddenMode._torchs(given)
+    finally:
+        for mode in modes:
+            push_function_mode(mode)
 
 
 def qualified_name(function: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import pathlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -458,3 +459,29 @@ def test_products_of_groups_have_shapes_on_meta_in_any_dtype(dtype: torch.dtype)
     ]
     if dtype is not torch.float64:
         assert [(t.shape, t.stride()) for t in there] == [(t.shape, t.stride()) for t in made("cpu")]
+
+
+class Known(Tensor):
+    """A tensor that overrides functions."""
+
+
+def test_code_that_asks_for_overridden_functions_does_not_see_a_hidden_mode() -> None:
+    class Seen(TorchFunctionMode):
+        pass
+
+    def is_overridden(*given: Tensor) -> bool:
+        return torch.overrides.has_torch_function(given)
+
+    torchs, own = torch.overrides.has_torch_function, ONE.as_subclass(Known)
+    with private.HiddenMode() as outer, private.HiddenMode():
+        assert (is_overridden(ONE), is_overridden(ONE, own)) == (False, True)
+        assert len(private.function_modes()) == 2
+        with Seen():
+            assert is_overridden(ONE)
+        with outer:
+            assert not is_overridden(ONE)
+        with ThreadPoolExecutor(1) as pool:
+            assert not pool.submit(is_overridden, ONE).result()
+    with Seen(), private.HiddenMode():
+        assert is_overridden(ONE)
+    assert torch.overrides.has_torch_function is torchs

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from .. import accelerator
+from ..torch_private import HiddenMode
 from ..tracing.calls.streams import DRAWING, drawer
 from ..tracing.graphs import scope as graphs_scope
 
@@ -28,7 +28,7 @@ _MASK = (1 << 63) - 1
 _open = threading.local()
 
 
-class Scope(TorchFunctionMode):
+class Scope(HiddenMode):
     """Within it every draw comes from a stream fixed by ``seed``, ``microbatch``, module and count.
 
     Scopes nest, and may be entered any number of times: for the forward of a microbatch, and for its

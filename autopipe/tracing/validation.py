@@ -6,6 +6,7 @@ As few sizes are fixed as can be. One set of forms is left to ``forms``, compari
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,9 +31,16 @@ from .state.state import preserved
 
 __all__ = ["validated_forms", "with_more_sizes_free"]
 
+_logger = logging.getLogger("autopipe")
 _IDLE = (
     "what the model draws from Python's or numpy's generator and nothing goes by, as checks of types do, "
     "stages do not draw"
+)
+
+_FASTER = (
+    "in evaluation without gradients, outputs are other than the model's: torch's %s takes a faster way "
+    "there, with zeros where a padding mask leaves places out, and stages do not; with "
+    "enable_nested_tensor=False it takes the one that stages do"
 )
 
 
@@ -79,6 +87,9 @@ def validated_forms(
         if fault is None:
             if referee.has_idle_draws and _IDLE not in session.notes:
                 session.notes.append(_IDLE)
+            if faster := referee.faster_without_gradients():
+                session.notes.append(_FASTER % ", ".join(faster))
+                _logger.warning("%s: %s", type(session.model).__name__, session.notes[-1])
             if below is not None and len(made.variation.checks) >= below and not made.is_narrowed:
                 raise CaptureError(f"{len(made.variation.checks)} checks say which sizes it is right for")
             record_at_sizes(session, made)

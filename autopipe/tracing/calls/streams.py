@@ -15,9 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
-from ...torch_private import FUNCTION_HOMES
+from ...torch_private import FUNCTION_HOMES, HiddenMode
 
 __all__ = ["DRAWING", "Counting", "Stream", "drawer"]
 
@@ -69,7 +68,7 @@ def drawer(paths: Mapping[int, str], outermost: type[nn.Module] | None = None) -
     return None
 
 
-class Counting(TorchFunctionMode):
+class Counting(HiddenMode):
     """Calls ``note`` before each function that may draw."""
 
     def __init__(self, note: Callable[[], None]) -> None:

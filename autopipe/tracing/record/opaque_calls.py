@@ -16,8 +16,8 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
+from ...torch_private import HiddenMode
 from ..calls import describe, functions, lifting, named
 from ..calls.call import UNSAFE, Call, Depends
 from ..calls.named import Setter
@@ -385,7 +385,7 @@ def _is_spent(value: Any) -> bool:
     return hasattr(value, "__next__") or isinstance(value, (set, bytearray, collections.deque))
 
 
-class _Looking(TorchFunctionMode):
+class _Looking(HiddenMode):
     """Notes whether code asks tensors for values, or makes of them what is as large as values say."""
 
     def __init__(self) -> None:

@@ -105,6 +105,31 @@ class Referee:
             found = self._fault(False, self._sizes()) or self._fault(True, {})
             return found or self._again(False) or self._again(True)
 
+    def faster_without_gradients(self) -> list[str]:
+        """The paths of torch's own layers, recorded inside, that may give other outputs where none are asked.
+
+        Then they may take ways of their own in evaluation, as an encoder that leaves out what is padded does,
+        which they do not while they are recorded. Empty where the model's outputs are the graph's.
+        """
+        paths = [p for p in self._open_paths(False) if _is_layer_of_torch(self.model.get_submodule(p))]
+        if not paths or "grad" in self.forms[False].asked:
+            return []
+        data = (self.given, *(_with_an_end(self.given, filled) for filled in (True, False)))
+        return sorted(paths) if any(map(self._is_other_without_gradients, data)) else []
+
+    def _is_other_without_gradients(self, given: Mapping[str, Tensor]) -> bool:
+        shown: list[list[Tensor]] = []
+        try:
+            for run in (self._run_model, functools.partial(self._run_graph, False)):
+                self.start(False)
+                seed(self.device)
+                with torch.no_grad(), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    shown.append([t for t in run(given)[0] if isinstance(t, Tensor)])
+        except Exception:  # whatever it is: the model does not take these data
+            return False
+        return any(map(_apart, *shown))
+
     def _see_sizes(self) -> None:
         """Run the graph on data of other signs, to see of what sizes leaves give then."""
         self.start(False)
@@ -297,6 +322,25 @@ class Referee:
         if not any(t.requires_grad for t in outputs):
             return {}
         return dict(zip(named, projected(outputs, [*named.values()]), strict=True))
+
+
+def _is_layer_of_torch(module: nn.Module) -> bool:
+    """Whether a module is a layer of torch's own, or derived from one; containers are none."""
+    layers = (c for c in type(module).__mro__ if c.__module__.startswith("torch.nn.modules."))
+    return any(not c.__module__.endswith((".container", ".module")) for c in layers)
+
+
+def _with_an_end(given: Mapping[str, Tensor], filled: bool) -> dict[str, Tensor]:
+    """The tensors, of which each with whole numbers or truths has nought or ``filled`` at the end of a row.
+
+    So masks and tokens have that say how long it is.
+    """
+    out = dict(given)
+    for name, tensor in given.items():
+        if tensor.ndim > 1 and tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex()):
+            out[name] = tensor.clone()
+            out[name][0, ..., -1] = filled if tensor.dtype is torch.bool else 0
+    return out
 
 
 def _fresh(tensor: Tensor) -> Tensor:

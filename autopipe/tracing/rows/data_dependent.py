@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ...graph import Dim
+from ...torch_private import HiddenMode
 from ..calls.call import Call, Depends, Recording
 from ..calls.functions import classify, kind_of_name, plain_name, selects_by_mask, tensors
 from ..calls.named import is_code
@@ -362,7 +362,7 @@ class _Noted(Numbers):
         return result.is_floating_point() and self._n_rows not in result.shape
 
 
-class Turned(TorchFunctionMode):
+class Turned(HiddenMode):
     """Within it the first truths that code asks for in a place come out as they do not."""
 
     def __init__(self, turn: Turn) -> None:

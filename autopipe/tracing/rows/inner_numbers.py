@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
+from ...torch_private import HiddenMode
 from ..calls.functions import classify, tensors
 from .results import EQUAL, Rows, is_close, is_number
 
@@ -33,7 +33,7 @@ LINEAR = frozenset({
 """Functions that give of a mean of numbers the mean of what they give of each. Others may have a bend."""
 
 
-class Numbers(TorchFunctionMode):
+class Numbers(HiddenMode):
     """Notes the numbers that functions make of larger tensors, and may give others in their place.
 
     They ``may_bend`` where something else than numbers that follow them evenly is made of them, or code reads

@@ -14,10 +14,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from ...graph import Dim
-from ...torch_private import TorchDispatchMode
+from ...torch_private import HiddenMode, TorchDispatchMode
 from ...units import Size
 from ..calls.call import Call, Depends
 from ..calls.functions import tensors
@@ -163,7 +162,7 @@ class EvenNoise(TorchDispatchMode):
         return made
 
 
-class NoDropout(TorchFunctionMode):
+class NoDropout(HiddenMode):
     """Within it torch's dropout leaves out nothing; unlike in :class:`EvenNoise`, no op is looked at.
 
     Whether anything else is drawn is told by :func:`is_drawn`.
@@ -190,7 +189,7 @@ class NoDropout(TorchFunctionMode):
         return of if given.get("inplace", False) else of.clone()
 
 
-class _InDropout(TorchFunctionMode):
+class _InDropout(HiddenMode):
     """Knows whether torch's own dropout of a value with a gradient is at work within it."""
 
     is_inside = False
