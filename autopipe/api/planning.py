@@ -19,7 +19,7 @@ from ..costs import CostTable
 from ..errors import InfeasibleError, InputError, UndecidedError
 from ..plans import Plan
 from ..schema import written
-from ..solve import Known, solve, usual_time_s
+from ..solve import Known, check_room, solve, usual_time_s
 from ..solve.stopping import interrupts
 from ..tracing import Capture
 from .agree import decide_once, in_group
@@ -60,6 +60,19 @@ def make_plan(
         source = read(options.pricing.costs)
         counts = counts_to_try(whole, cut.n_microbatches, source, most)
 
+        def asked(graph: Capture, pieces: int) -> dict[str, Any]:
+            return {
+                "n_stages": wanted,
+                "min_ranks": ranks.n_ranks if in_group() else place.min_ranks,
+                "n_microbatches": pieces,
+                "schedule": cut.schedule,
+                "balance": cut.balance,
+                "optimizer_bytes_per_parameter_byte": training.ratio(graph.ops),
+                **options.solver,
+            }
+
+        check_room(whole.ops, ranks, **asked(whole, counts[0]))
+
         def planned_for(pieces: int) -> Planned:
             known: dict[str, Known] = {}
 
@@ -76,16 +89,10 @@ def make_plan(
                     graph.ops,
                     table,
                     ranks,
-                    n_stages=wanted,
-                    min_ranks=ranks.n_ranks if in_group() else place.min_ranks,
-                    n_microbatches=pieces,
-                    schedule=cut.schedule,
-                    balance=cut.balance,
-                    time_limit_s=seconds,
-                    optimizer_bytes_per_parameter_byte=training.ratio(graph.ops),
                     is_draft=is_draft,
                     known=known.setdefault(graph.ops.digest, {}),
-                    **options.solver,
+                    time_limit_s=seconds,
+                    **asked(graph, pieces),
                 )
 
             may_open = cut.balance == "cost" and not isinstance(source, CostTable)

@@ -27,7 +27,7 @@ from .definition.problem import Item, Net, Problem, Share, Stage
 from .explain import Explanation, Move, explain
 from .making.cases import SEVERAL_PER_RANK
 from .making.options import options_of
-from .search import solve, usual_time_s
+from .search import check_room, solve, usual_time_s
 
 __all__ = [
     "SEVERAL_PER_RANK",
@@ -42,6 +42,7 @@ __all__ = [
     "Share",
     "Stage",
     "chain",
+    "check_room",
     "explain",
     "options_of",
     "solve",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..arguments import number, taking
-from ..costs import CostTable
+from ..costs import CostTable, OpCost
 from ..errors import InfeasibleError, PlanError, UndecidedError
 from ..graph import OpGraph
 from ..hardware import Cluster
@@ -24,11 +24,11 @@ from .infeasible import closest, no_room, told_by, why_none
 from .making.cases import Case, cases
 from .making.options import Options
 from .making.source import Source
-from .proof.shortage import Shortage, shortage
+from .proof.shortage import Shortage, between_steps, shortage
 from .step import fastest
 from .stopping import clock_s, interrupts, timed_by_work
 
-__all__ = ["solve", "usual_time_s"]
+__all__ = ["check_room", "solve", "usual_time_s"]
 
 _PER_S = 1_500
 """Ops times ranks per second that a solve is given by default."""
@@ -90,6 +90,27 @@ def solve(
             )
         with interrupts() as stopped:
             return _Search(tried, given, deadline, stopped, is_draft, known).plan()
+
+
+def check_room(graph: OpGraph, cluster: Cluster, **asked: Any) -> None:
+    """Raise :class:`InfeasibleError` where parameters and what trains them are too much for all ranks.
+
+    No costs are needed for that, which may take long to measure. ``asked`` is that of :func:`solve`.
+    """
+    given = Options(**asked)
+    free = CostTable({op.name: OpCost() for op in graph.compute}, {d.name: d.example for d in graph.dims})
+    source = Source.of(graph, free, cluster, given)
+    if not source.limits and all(d.usable_bytes is None for d in cluster.devices):
+        return
+    if not (tried := cases(source, given)):
+        return
+    case = max(tried, key=lambda case: len(case.ranks))
+    try:
+        problem = case.problem()
+    except PlanError:
+        return  # there is none for another reason, which solving tells
+    if (short := between_steps(problem)) is not None:
+        raise no_room(case, problem, short, None)
 
 
 def usual_time_s(graph: OpGraph, cluster: Cluster) -> float:

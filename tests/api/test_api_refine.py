@@ -212,6 +212,18 @@ def test_what_no_finer_graph_can_fit_is_told_without_opening(monkeypatch):
         split(Uneven(), memory_limit="1KiB")
 
 
+@pytest.mark.parametrize("n_stages", [2, "auto"])
+@pytest.mark.parametrize("precision", [None, "bf16-mixed"])
+def test_parameters_that_no_ranks_have_room_for_are_told_before_anything_is_measured(
+    monkeypatch, n_stages, precision
+):
+    monkeypatch.setattr("autopipe.measure.profile", lambda *args, **options: pytest.fail("measured"))
+    options = {"costs": "measured", "n_ranks": 2, "precision": precision, "memory_limit": "1KiB"}
+    with pytest.raises(InfeasibleError, match=r"hold 2\.0 KiB together.*before any activation") as told:
+        autopipe.plan(Uneven(), n_stages, (torch.randn(8, 64),), **options)
+    assert not told.value.finer_may_help
+
+
 def test_ctrl_c_between_grains_keeps_the_plan_of_the_coarser_one(monkeypatch):
     once = autopipe.tracing.Capture.open
 

@@ -18,7 +18,7 @@ from ..definition.problem import HUGE, Array, Problem, memory_bytes, peak_bytes
 from .filling import windows
 from .memory import part_with_room
 
-__all__ = ["Shortage", "shortage"]
+__all__ = ["Shortage", "between_steps", "shortage"]
 
 _NO_PLACE = 2 * HUGE
 """More than any item is over the limit of a stage it may be in."""
@@ -63,11 +63,10 @@ def shortage(problem: Problem, deadline: float) -> Shortage | None:
     """
     if all(s.limit_bytes >= HUGE for s in problem.stages):
         return None
+    if short := between_steps(problem):
+        return short
     limits = _room(problem, 0, problem.n_stages - 1)
-    room = sum(limits)
-    static = sum(p.static_bytes for p in problem.parts)
-    if static > room:
-        return Shortage("all", static, 0, room, n_ranks=len(limits))
+    room, static = sum(limits), sum(p.static_bytes for p in problem.parts)
     spans = windows(problem)
     if any(first > last for first, last in spans):
         return None
@@ -86,6 +85,13 @@ def shortage(problem: Problem, deadline: float) -> Shortage | None:
     if 0 < free < 1:
         return Shortage("all", static, _needed(room, free) - static, room, n_ranks=len(limits))
     return Shortage("all, placed", static, _needed(room, part) - static, room, n_ranks=len(limits))
+
+
+def between_steps(problem: Problem) -> Shortage | None:
+    """What all items hold between steps, where all ranks have less room together; else None."""
+    limits = _room(problem, 0, problem.n_stages - 1)
+    static = sum(p.static_bytes for p in problem.parts)
+    return Shortage("all", static, 0, sum(limits), n_ranks=len(limits)) if static > sum(limits) else None
 
 
 def _needed(room: int, part: float) -> int:
