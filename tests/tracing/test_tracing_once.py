@@ -397,3 +397,27 @@ def test_recordings_made_again_start_from_the_seed_that_was_found():
         expected = model(x)
         torch.manual_seed(4)
         torch.testing.assert_close(found(x), expected)
+
+
+class Settling(nn.Module):
+    """Settles on a kind of loss in its first call, as classifiers of transformers do in their config."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = types.SimpleNamespace(kind=None)
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        if self.config.kind is None:
+            self.config.kind = "one label"
+        return self.head(self.norm(x))
+
+
+def test_what_is_settled_in_the_first_call_takes_no_run_twice(monkeypatch):
+    runs, run = [], Runs.run
+    monkeypatch.setattr(
+        Runs, "run", lambda self, training, *a: runs.append(training) or run(self, training, *a)
+    )
+    capture(Settling(), (torch.randn(3, 4),), dynamic=False)
+    # a second call, two on other data and three with other weights; batch norm is as found for the former
+    assert (runs.count(True), runs.count(False)) == (7, 6)

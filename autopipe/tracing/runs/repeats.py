@@ -9,7 +9,7 @@ import collections
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ from ..values.tracked import plain
 __all__ = ["Repeats"]
 
 _OF_ALL = frozenset(vars(nn.Module()))
+_N_ASKED = 3
+"""Calls after which it is looked at what they leave: one on other data, two with other weights."""
 
 
 class Run(Protocol):
@@ -60,6 +62,9 @@ class Repeats:
         self.model, self.snapshot, self.run, self.of_leaves = model, snapshot, run, of_leaves
         self.names_read, self.held = names_read, held
         self.remade: set[str] = set()
+        self._left: list[list[Place]] = []
+        self._left_plainly: list[Place] | None = None
+        self._counts = False
 
     def check_state(
         self, policy: Policy, recording: Recording, is_as_begun: bool, answer: Sequence[Any] | None = None
@@ -75,6 +80,7 @@ class Repeats:
         if is_as_begun:
             return False
         self.check_made(policy)
+        self._left, self._left_plainly = [], None
 
         is_met = functools.partial(self.is_met, policy)
         changed = self.changes_met(policy)
@@ -112,7 +118,7 @@ class Repeats:
             raise CloseModule(
                 path, f"{why}; where the first call alone does, call it once before the capture"
             )
-        if not is_settled:
+        if not is_settled and self._counts:
             self.check_counts(policy, recording, is_met)
         return True
 
@@ -126,9 +132,12 @@ class Repeats:
 
     def set_first(self, policy: Policy, training: bool) -> frozenset[Place]:
         """The attributes of open modules that a call leaves otherwise, and sets before it reads them."""
-        self.snapshot.start(training)
-        self.run(training)
-        changed = ((p, a) for p, a in self.snapshot.changes() if a != "_buffers")
+        left = self._left_plainly
+        if left is None:
+            self.snapshot.start(training)
+            self.run(training)
+            left = self.snapshot.changes()
+        changed = ((p, a) for p, a in left if a != "_buffers")
         places = {(p, a) for p, a in changed if p == "" or not policy.is_inside_leaf(p)}
         if not places:
             return frozenset()
@@ -153,7 +162,11 @@ class Repeats:
 
     def changes_met(self, policy: Policy) -> list[tuple[str, str]]:
         """The attributes that are other than at first and may be read, by path and name."""
-        found = ((p, a) for p, a in self.snapshot.changes() if _dotted(p, a) not in self.held)
+        return self.met_among(policy, self.snapshot.changes())
+
+    def met_among(self, policy: Policy, changes: Iterable[Place]) -> list[Place]:
+        """Of attributes those that may be read, and whose numbers are no inputs."""
+        found = ((p, a) for p, a in changes if _dotted(p, a) not in self.held)
         return [(p, a) for p, a in found if self.is_met(policy, p, a)]
 
     def switched(self, policy: Policy, recording: Recording) -> str | None:
@@ -168,21 +181,26 @@ class Repeats:
         return path
 
     def is_repeated(self, training: bool, answer: Sequence[Any] | None) -> tuple[bool, bool]:
-        """Whether a second call gives what the first did, and leaves all as that left it."""
+        """Whether a second call gives what the first did, and leaves all as that left it.
+
+        Where it does not, it is noted whether numbers or texts are among that.
+        """
         if answer is not None and not self.snapshot.generators:
-            between = self.snapshot.glance.seen()
+            between, numbers = self.snapshot.glance.seen(), self.snapshot.numbers()
             with contextlib.suppress(Exception):  # whatever it is: two calls of the model itself show it too
                 if are_close(answer, flatten(self.run(training))[0]):  # one that draws is called twice again
-                    return True, self.is_left_at(between)
+                    return True, self.is_left_at(between, numbers)
         self.snapshot.start(training)
         first = flatten(self.run(training))[0]
-        between = self.snapshot.glance.seen()
+        between, numbers = self.snapshot.glance.seen(), self.snapshot.numbers()
         second = flatten(self.run(training))[0]
-        return are_close(first, second), self.is_left_at(between)
+        return are_close(first, second), self.is_left_at(between, numbers)
 
-    def is_left_at(self, seen: Seen) -> bool:
+    def is_left_at(self, seen: Seen, numbers: Mapping[Place, Any]) -> bool:
         """Whether a call has left everything as it was seen before, and tensors as at first."""
-        return self.snapshot.is_as(seen) and self.snapshot.glance.is_kept()
+        is_left = self.snapshot.is_as(seen) and self.snapshot.glance.is_kept()
+        self._counts = not is_left and any(numbers.get(k) != v for k, v in self.snapshot.numbers().items())
+        return is_left
 
     def hold_counts(self, policy: Policy, recording: Recording, *, read: bool = True) -> None:
         """Have numbers that a call leaves otherwise in attributes of open modules be inputs of each call.
@@ -255,7 +273,9 @@ class Repeats:
                 self.run(training)
             after = flatten(self.run(training, other_data))[0]
             self.snapshot.start(training)
-            return are_close(after, flatten(self.run(training, other_data))[0])
+            without = flatten(self.run(training, other_data))[0]
+            self._left.append(self.snapshot.changes())
+            return are_close(after, without)
         except Exception:  # whatever it is: then the model does not take these data
             return True
 
@@ -267,10 +287,12 @@ class Repeats:
                 self.snapshot.start(training)
                 if is_called:
                     self.run(training)
+                    self._left_plainly = self.snapshot.changes()
                 with doubled(self.model):
                     switch(self.model, not training)
                     switch(self.model, training)
                     results.append(flatten(self.run(training))[0])
+                    self._left.append(self.snapshot.changes())
         except Exception:  # whatever it is: then the model does not take these weights
             return True
         return are_close(*results)
@@ -281,11 +303,15 @@ class Repeats:
         What calls in the other mode set as well, such as hooks that the first call of any installs, is no
         other behind one of them.
         """
-        left = self.left_by(policy, training)
+        left = {} if self.leaves_none(policy) else self.left_by(policy, training)
         too = self.left_by(policy, not training) if left else {}
         own = {place: value for place, value in left.items() if place not in too}
         found = self.gone_by(not training, own, 0) or self.gone_by(not training, left, 1)
         return tuple(f"{path}.{name}".lstrip(".") for path, name in found)
+
+    def leaves_none(self, policy: Policy) -> bool:
+        """Whether all calls were asked, on other data and with other weights, and left none that is read."""
+        return len(self._left) == _N_ASKED and not any(self.met_among(policy, left) for left in self._left)
 
     def gone_by(
         self, training: bool, left: Mapping[tuple[str, str], Any], n_before: int
