@@ -44,6 +44,10 @@ _PLAIN = frozenset(
     {int, float, str, bool, type(None), complex, bytes, torch.dtype, torch.device, torch.Size,
      types.ModuleType, types.MethodWrapperType, slice, range}
 )  # fmt: skip
+_OF_PYTHON = frozenset(
+    {tuple, list, set, frozenset, property, staticmethod, classmethod, types.MethodType, partial}
+)  # fmt: skip
+"""What holds others and is nothing else, of which there are many."""
 _FOREIGN = frozenset({"torch", "numpy", "builtins", "typing", "abc", "logging", "threading", "autopipe"})
 _REGISTRIES = frozenset(vars(nn.Module()))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -93,9 +97,12 @@ class Reached:
         if cls in _PLAIN or id(value) in self.seen or depth > _DEEPEST or len(self.seen) > _MOST:
             return
         self.seen[id(value)] = value
-        if cls is types.FunctionType and _is_bare(value):
-            return
-        if isinstance(value, torch.Tensor):
+        if cls is types.FunctionType:
+            if not _is_bare(value):
+                self._look_into(path, name, value, depth + 1)
+        elif cls in _OF_PYTHON:
+            self._look_into(path, name, value, depth + 1)
+        elif isinstance(value, torch.Tensor):
             self.tensors.append((path, name, value))
         elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)):
             self.generators.append((path, name, value))
@@ -136,9 +143,9 @@ class Reached:
     def _inside(self, path: str, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         """What an object holds, each under a name."""
         if isinstance(value, dict):
-            yield from ((f"{name}[{k!r}]", v) for k, v in list(value.items()))
+            yield from ((f"{name}[{k!r}]", v) for k, v in list(value.items()) if type(v) not in _PLAIN)
         elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-            yield from ((f"{name}[{i}]", v) for i, v in enumerate(value))
+            yield from ((f"{name}[{i}]", v) for i, v in enumerate(value) if type(v) not in _PLAIN)
         elif isinstance(value, types.FunctionType):
             yield from self._inside_function(path, name, value)
         elif isinstance(value, types.MethodType):
@@ -166,7 +173,8 @@ class Reached:
             if key != "__class__":
                 self.cells.append((path, f"{key} in {name}", cell))
                 yield f"{key} in {name}", content(cell)
-        yield f"a default of {name}", (function.__defaults__, function.__kwdefaults__)
+        if function.__defaults__ or function.__kwdefaults__:
+            yield f"a default of {name}", (function.__defaults__, function.__kwdefaults__)
         if vars(function) or function.__name__ in names_in(function.__code__):
             self.holders.append((path, name, vars(function)))
             yield from ((f"{name}.{k}", v) for k, v in list(vars(function).items()))
@@ -177,7 +185,7 @@ class Reached:
             return
         if (held := attributes(value)) is not None:
             self.holders.append((path, name, held))
-            yield from ((f"{name}.{k}", v) for k, v in list(held.items()))
+            yield from ((f"{name}.{k}", v) for k, v in list(held.items()) if type(v) not in _PLAIN)
         for key, slot in () if is_foreign(cls.__module__) else slots(value):
             cell = SlotCell(value, slot)
             self.cells.append((path, f"{name}.{key}", cell))
