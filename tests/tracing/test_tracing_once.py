@@ -19,6 +19,8 @@ from autopipe.tracing import capture
 from autopipe.tracing.referee.referee import Referee
 from autopipe.tracing.runs.runs import Runs
 from autopipe.tracing.state.garbage import seldom_searched
+from autopipe.tracing.state.quick_check import Glance
+from autopipe.tracing.state.state import preserved
 
 
 class Net(nn.Module):
@@ -421,3 +423,40 @@ def test_what_is_settled_in_the_first_call_takes_no_run_twice(monkeypatch):
     capture(Settling(), (torch.randn(3, 4),), dynamic=False)
     # a second call, two on other data and three with other weights; batch norm is as found for the former
     assert (runs.count(True), runs.count(False)) == (7, 6)
+
+
+def test_what_a_run_leaves_is_looked_at_once(monkeypatch):
+    looks, look = [], Glance.is_kept
+    monkeypatch.setattr(Glance, "is_kept", lambda self: looks.append(0) or look(self))
+    monkeypatch.setattr(Referee, "fault", lambda self: None)
+    capture(Net(), (torch.randn(3, 4),), dynamic=False)
+    # before the first run, behind it, behind that of its calls in evaluation, and when all is put back
+    assert len(looks) == 4
+
+
+class Counting(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.n_calls = nn.Linear(4, 4), 0
+
+    def forward(self, x):
+        self.n_calls += 1
+        return self.layer(x)
+
+
+def test_what_other_runs_leave_is_put_back():
+    model = Counting()
+    with preserved(model) as snapshot:
+        runs = Runs(model, (torch.randn(3, 4),), {}, snapshot, sizes_vary=False)
+        runs.start(True)
+        assert runs.is_as_begun()
+        runs.run(True)
+        runs.start(True)
+        assert model.n_calls == 0
+        assert runs.is_as_begun()
+        runs.start(False)
+        runs.run(False)
+        runs.start(True)
+        assert (model.n_calls, model.training) == (0, True)

@@ -51,7 +51,8 @@ def state_of(inside: Sequence[nn.Module]) -> LeafState:
     for module in inside:
         cls: Any = type(module)
         held, asked, number = vars(module), goes_by(cls), id(module)
-        out.update({(number, n): (b, ()) for n, b in module._buffers.items() if n in asked})
+        if module._buffers:
+            out.update({(number, n): (b, ()) for n, b in module._buffers.items() if n in asked})
         for name in asked.intersection(held):
             value = held[name]
             out[number, name] = value, () if type(value) in _SIMPLE else _content(value)

@@ -42,8 +42,10 @@ class Switched:
         known = self._now.get(id(module))
         if known is not None:
             return known
+        mode = vars(module).get("training")  # who watches the attribute need not be told
+        mode = module.training if mode is None else mode
         # one that a leaf's own code has set, or code that no one sees
-        return None if module.training == self._begun.get(id(module), module.training) else module.training
+        return None if mode == self._begun.get(id(module), mode) else mode
 
     def left(self) -> frozenset[tuple[str, bool]]:
         """The modules by path that have been set, and the modes that they are left in."""

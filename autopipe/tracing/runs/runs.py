@@ -45,6 +45,7 @@ from ..record.identity import compares
 from ..record.recorder import Recorder
 from ..state import global_hooks
 from ..state.example_data import are_close, device_of, fresh, other_data, united
+from ..state.quick_check import Seen
 from ..state.state import Snapshot, seed
 from ..values import casts
 from ..values.origin import Unseen, alive
@@ -140,6 +141,7 @@ class Runs:
         self.route = Route()
         self.is_apart = False
         self.answers: dict[bool, Sequence[Any]] = {}
+        self._seen: Seen | None = None
 
     def record(
         self,
@@ -169,7 +171,7 @@ class Runs:
                 continue
             is_natural = not outcomes and setting == AS_GIVEN
             answer = self.answers[training] if is_natural else None
-            is_as_begun = self.snapshot.is_unchanged
+            is_as_begun = self.is_as_begun()
             is_changed = self.repeats.check_state(attempt.policy, recording, is_as_begun, answer)
             recording.goes_by_mode |= is_changed
             if is_natural and not is_as_begun:
@@ -187,7 +189,7 @@ class Runs:
 
     def take(self, shifted: Recording, attempt: Attempt) -> Recording:
         """A recording just made with shifted numbers that is as it would be without, looked at as others."""
-        is_changed = self.repeats.check_state(attempt.policy, shifted, self.snapshot.is_unchanged)
+        is_changed = self.repeats.check_state(attempt.policy, shifted, self.is_as_begun())
         shifted.goes_by_mode |= is_changed
         return self.looked_at(shifted, attempt, is_changed)
 
@@ -223,6 +225,7 @@ class Runs:
         """
         if restores:
             self.start(training)
+        self.look_anew()
         given = self.inputs_of(setting)
         is_probe = unseen is not None and unseen.is_probe
         args, kwargs = fresh(other_data(given) if is_probe else given, self.device)
@@ -310,7 +313,7 @@ class Runs:
         seed(self.device)
         with torch.set_grad_enabled(recording.setting.grad), self.route.suspended():
             answer = evaluated(self.model, recording, given, self.device, self.twins(sharing))
-        if answer is None or not self.snapshot.is_unchanged:
+        if answer is None or not self.is_as_begun():
             return False
         if recording.setting == AS_GIVEN:
             self.answers.setdefault(False, answer)
@@ -358,10 +361,22 @@ class Runs:
         return inputs.rebuild(self.model, setting.apply(tensors))
 
     def start(self, training: bool) -> None:
-        self.snapshot.start(training)
+        """Put everything back, and the model in a mode; where it was just seen to be so, without a look."""
+        seen, self._seen = self._seen, None
+        self.snapshot.start(training, seen)
+
+    def is_as_begun(self) -> bool:
+        """Whether the last run has left everything as it was."""
+        self._seen = self.snapshot.seen_unchanged()
+        return self._seen is not None
+
+    def look_anew(self) -> None:
+        """Something runs that may change what was seen."""
+        self._seen = None
 
     def run(self, training: bool, change: Callable[[Any], Any] | None = None, *, is_one: bool = False) -> Any:
         """The model's own result, not recorded, from the state it is in; on changed data where asked."""
+        self.look_anew()
         given = (self.args, self.kwargs)
         args, kwargs = fresh(given if change is None else change(given), self.device, is_one=is_one)
         seed(self.device)

@@ -198,6 +198,13 @@ class Session:
 
     def found(self) -> dict[bool, list[Recording]]:
         """See :meth:`forms`; in one way."""
+        try:
+            return self.tried_out()
+        finally:
+            self.runs.look_anew()  # whatever others run from here on
+
+    def tried_out(self) -> dict[bool, list[Recording]]:
+        """See :meth:`forms`; with what must stay whole or be opened found by trying."""
         for _ in range(_MOST_TRIES):
             try:
                 evaluation, training, tried = self.in_both_modes()

@@ -82,10 +82,13 @@ class Snapshot:
         self.glance = self.beside.glance([*containers], [*self.tensors.values()])
         self.begun: dict[bool, Seen] = {} if self.scripted else {self.training: self.glance.seen()}
 
-    def start(self, training: bool) -> None:
-        """Put everything back, and the model in a mode: quickly where little has changed."""
+    def start(self, training: bool, seen: Seen | None = None) -> None:
+        """Put everything back, and the model in a mode: quickly where little has changed.
+
+        All is as it was ``seen`` to be where that was just now, and unchanged.
+        """
         is_known = training in self.begun and (self.switches_plainly or self.model.training == training)
-        self._put_back(training if is_known else self.training)
+        self._put_back(training if is_known else self.training, seen)
         self.seeded()  # as it was found, whatever seeds comparisons have set since
         if self.model.training != training:
             switch(self.model, training)
@@ -95,9 +98,13 @@ class Snapshot:
     @property
     def is_unchanged(self) -> bool:
         """Whether nothing is other than where a run in either mode starts."""
+        return self.seen_unchanged() is not None
+
+    def seen_unchanged(self) -> Seen | None:
+        """What is seen where nothing is other than where a run in either mode starts; None elsewhere."""
         lengths, held = self.glance.seen()
         is_same = any(lengths == begun[0] and are_same(held, begun[1]) for begun in self.begun.values())
-        return is_same and self.glance.is_kept() and not self.generators
+        return (lengths, held) if is_same and self.glance.is_kept() and not self.generators else None
 
     @property
     def switches_flags_alone(self) -> bool:
@@ -113,10 +120,10 @@ class Snapshot:
         """Put everything back: quickly where little has changed."""
         self._put_back(self.training)
 
-    def _put_back(self, training: bool) -> None:
+    def _put_back(self, training: bool, seen: Seen | None = None) -> None:
         """Put everything back to where a run in a mode starts, if it is known, or as it was found."""
-        then = self.begun.get(training)
-        if then is None or not (self.glance.is_kept() and self.glance.put(self.glance.seen(), then)):
+        then, is_kept = self.begun.get(training), seen is not None or self.glance.is_kept()
+        if then is None or not is_kept or not self.glance.put(seen or self.glance.seen(), then):
             self.restore()
         else:
             self._put_back_generators()
