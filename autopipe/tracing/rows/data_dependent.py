@@ -23,6 +23,7 @@ from ..calls.call import Call, Depends, Recording
 from ..calls.functions import classify, kind_of_name, plain_name, selects_by_mask, tensors
 from ..calls.named import is_code
 from ..code.leaves import eager, is_atomic
+from .alike_layers import AlikeLayers, deed
 from .code_run import CodeRun
 from .inner_numbers import FAR, LINEAR, Numbers, in_place_of
 from .results import Rows, is_number
@@ -50,6 +51,8 @@ _FACTORS = (64.0, -64.0, 1 / 64)
 """What floating-point values are taken times, so that code which compares them may find otherwise."""
 _RANKING = frozenset({"argsort", "bincount", "cumsum", "sort", "topk"})
 """Functions by which code finds how many there are of a kind, and which come first."""
+_SIZES = frozenset({"device", "dim", "dtype", "ndim", "numel", "requires_grad", "shape", "size"})
+"""What gives no tensor, and goes by none's data."""
 _MISSING = frozenset({
     "isfinite", "isnan", "nan_to_num", "nan_to_num_", "nanmean", "nanmedian", "nanquantile", "nansum"
 })  # fmt: skip
@@ -89,7 +92,7 @@ class Watch:
     ----------
     noted: what its code was seen to ask of tensors; None before it has run. found: ids of calls as in
         :class:`Reading`; reads: as there. may_bend: see :class:`Numbers`; True before it has run. ran: what
-        code ran.
+        code ran. alike: which layers did the same.
     """
 
     def __init__(self, model: nn.Module, form: Recording, n_rows: int) -> None:
@@ -98,12 +101,12 @@ class Watch:
         }
         own = (call for call in form.calls if id(call) in self._given)
         self.takes_inputs = any(c.depends & Depends.INPUT for call in own for c in call.inputs)
-        self._tables, self._n_rows = held_tables(model), n_rows
+        self._form, self._tables, self._n_rows = form, held_tables(model), n_rows
         self.noted: _Noted | None = None
         self.found: set[int] = set()
         self.reads, self.may_bend = False, True
         self._is_over = False
-        self.ran = CodeRun()
+        self.ran, self.alike = CodeRun(), AlikeLayers(form)
 
     def first(self, run: Rows, rows: str, look: Callable[[Call, Any], Any] | None = None) -> Any:
         """What ``run`` gives; its first run on rows a and b is looked at, where it runs so."""
@@ -135,12 +138,15 @@ class Watch:
                 self.reads = True
                 found.update(map(id, self._given[id(call)]))
             noted.has_read = False
+            alike.see(call, noted.done)
+            noted.done = []
             if look is not None:
                 look(call, value)
 
+        alike = AlikeLayers(self._form)
         with _Noted(self._tables, self._n_rows) as noted, self.ran:
             result = run("ab", shown)
-        self.noted, self.found, self.may_bend = noted, found, noted.may_bend
+        self.noted, self.found, self.may_bend, self.alike = noted, found, noted.may_bend, alike
         return result
 
 
@@ -301,6 +307,7 @@ class _Known(NamedTuple):
     selects: bool
     cuts: bool
     picks: bool
+    is_size: bool
 
     @classmethod
     def of(cls, func: Any) -> _Known:
@@ -308,14 +315,15 @@ class _Known(NamedTuple):
         is_ranking = kind == "data shaped" or name in _RANKING
         reads = kind in ("read", "data shaped")
         told = name in _MISSING, name in ("where", "__getitem__"), name in CUTS, name in PICKS
-        return cls(kind, name, reads, is_ranking, *told)
+        return cls(kind, name, reads, is_ranking, *told, kind == "metadata" and name in _SIZES)
 
 
 class _Noted(Numbers):
     """Notes that values of a tensor are read, where as truths, that they are counted, ordered or left out,
     and where a tensor is to be cut that ends before it: ``beyond``, by that place and the size.
 
-    It ``gathers`` where something without rows is made of all of ``n_rows``. Of the ``held`` tables it notes
+    It ``gathers`` where something without rows is made of all of ``n_rows``. What is ``done`` does not go by
+    data, or is None. Of the ``held`` tables it notes
     those of which code takes places, and of which it takes one for each of ``n_rows`` in turn, those of whole
     numbers."""
 
@@ -328,38 +336,44 @@ class _Noted(Numbers):
         self.beyond: set[tuple[int, int]] = set()
         self.truths: dict[_Place, int] = {}
         self._known: dict[Any, _Known] = {}
+        self.done: list[Any] | None = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         known = self._known.get(func)
         if known is None:
             known = self._known[func] = _Known.of(func)
         name, kwargs = known.name, kwargs or {}
-        self.has_read |= known.reads or (known.selects and selects_by_mask(name, args))
+        if known.is_size:
+            return func(*args, **kwargs)
+        has_read = known.reads or (known.selects and selects_by_mask(name, args))
         self.ranks = self.ranks or known.ranks
         self.skips = self.skips or known.skips
-        if known.cuts:
-            self.beyond.update(places_beyond(name, args, kwargs))
+        beyond = {*places_beyond(name, args, kwargs)} if known.cuts else ()
+        self.beyond.update(beyond)
         tables = dict(picked(self._held, args, kwargs)) if known.picks else {}
         self.tables.update(tables)
         result = super().__torch_function__(func, types, args, kwargs)
         if known.kind == "read" and _is_truth(name, result) and (place := _place()) is not None:
             self.truths[place] = self.truths.get(place, 0) + 1
-        if not isinstance(result, Tensor):
-            return result
-        self.gathers = self.gathers or self._is_gathered(args, result)
-        self.has_read |= _is_whole_number(result) and any(map(_is_counted, tensors((args, kwargs))))
+        gathers = self._is_gathered(args, result)
+        has_read |= _is_whole_number(result) and any(map(_is_counted, tensors((args, kwargs))))
+        self.gathers, self.has_read = self.gathers or gathers, self.has_read or has_read
+        if has_read or gathers or beyond or tables or known.ranks or known.skips:
+            self.done = None
+        elif self.done is not None:
+            self.done.append(deed(name, args, kwargs, result))
         for held, table in tables.items():
             is_whole = not table.is_floating_point()
             if is_whole and are_by_number(args, kwargs, table, result, self._n_rows):
                 self.by_number[held] = table
         return result
 
-    def _is_gathered(self, args: Any, result: Tensor) -> bool:
+    def _is_gathered(self, args: Any, result: Any) -> bool:
         """Whether a function gives something without rows of what has them, along its first axis."""
         given = args[0] if args else None
         if not (isinstance(given, Tensor) and given.ndim and given.shape[0] == self._n_rows and self._n_rows):
             return False
-        return result.is_floating_point() and self._n_rows not in result.shape
+        return isinstance(result, Tensor) and result.is_floating_point() and self._n_rows not in result.shape
 
 
 class Turned(HiddenMode):

@@ -30,6 +30,7 @@ from ..sizes.rerun import replay
 from ..sizes.trials import first_line
 from ..sizes.variation import Mixing
 from ..state.state import seed
+from .alike_layers import AlikeLayers
 from .backwards import OwnBackwards
 from .by_mode import Evaluated, InTraining, in_training
 from .class_weights import by_class_weights
@@ -233,16 +234,18 @@ def _results(
     changes: Change | None = None,
     around: Around = contextlib.nullcontext,
     watch: Watch | Evaluated | None = None,
+    alike: AlikeLayers | None = None,
 ) -> Results:
     """What a form gives for two ``rows``, so many ``times`` behind one another.
 
     Labels are counted where all can be: of others the model may make means. ``changes`` may put other values
-    in the place of calls'; a run is in the context ``around`` it; ``watch`` looks at one.
+    in the place of calls'; a run is in the context ``around`` it; ``watch`` looks at one. Of layers that are
+    ``alike`` one runs for all.
     """
     over_labels = [*filter(None, (label_options(model, call) for call in form.calls))]
     counted = over_labels if all(can_be_counted(model, options) for options in over_labels) else []
     told = (model, form, rows, dim, device, begin)
-    run = rows_of(*told, alone=alone, times=times, changes=changes, around=around)
+    run = rows_of(*told, alone=alone, times=times, changes=changes, around=around, alike=alike)
     run = run if watch is None else functools.partial(watch.first, run)
     has_others = dim.example > 2 and not alone
     n_rows = 2 * times + (max(dim.example - 2, 0) if has_others else 0)
@@ -262,19 +265,22 @@ def rows_of(
     times: int = 1,
     changes: Change | None = None,
     around: Around = contextlib.nullcontext,
+    alike: AlikeLayers | None = None,
 ) -> Rows:
     """What runs a form on the example's first two rows in any order, the others behind them or left out.
 
     The order comes so many ``times``; ``start`` sets mode and state. What ``changes`` gives for a call takes
-    the place of its value; each run is in the context that ``around`` gives for its rows.
+    the place of its value; each run is in the context that ``around`` gives for its rows. Of layers that are
+    ``alike`` one runs for all.
     """
 
     def run(rows: str, look: _Look | None = None) -> Any:
         start()
         seed(device)
         shown = look if changes is None else functools.partial(_changed, changes, rows * times, look)
+        batch, shared = _rows(given, dim, rows * times, alone), alike.sharing() if alike else None
         with around(rows * times):
-            return replay(model, form, _rows(given, dim, rows * times, alone), device, look=shown).result
+            return replay(model, form, batch, device, shared, shown).result
 
     return run
 

@@ -20,6 +20,7 @@ from ..calls.call import Call, Depends, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from ..code.own_code import OwnCode
+from .alike_layers import AlikeLayers
 from .among_many import Met, rows_met
 from .class_weights import by_class_weights
 from .code_run import CodeRun
@@ -179,7 +180,10 @@ def _numbers_of_rows(asked: Asked, watch: Watch, far: dict[int, str]) -> Iterato
     let run comes behind these.
     """
     form, dim, shapes, least = asked.form, asked.dim, asked.shapes, 2 * _MANY
-    met, most = _met(asked, least, watch.ran), max(MOST, _most_rows(asked, asked.form.calls, _MOST_BYTES))
+    met, most = (
+        _met(asked, least, watch.ran, watch.alike),
+        max(MOST, _most_rows(asked, asked.form.calls, _MOST_BYTES)),
+    )
     far.update({n: words for n, words in met.far.items() if asked.takes(n + 2)})
     cuts = rows_to_try(watch.noted.beyond if watch.noted else (), least, most)
     in_open = {n for n in beside_places(form, least, most) | cuts | met.near if asked.takes(n + 2)}
@@ -249,11 +253,11 @@ def _said_unasked(asked: Asked, unasked: set[int]) -> str:
     )
 
 
-def _met(asked: Asked, n: int, ran: CodeRun) -> Met:
+def _met(asked: Asked, n: int, ran: CodeRun, alike: AlikeLayers) -> Met:
     """See :func:`rows_met`; nothing where the form does not run so."""
-    told = asked.code, asked.form, asked.run(alone=True), n, asked.dim, asked.shapes, asked.device, ran
+    run = asked.run(alone=True, alike=alike if alike.is_worth_it else None)
     try:
-        return rows_met(*told)
+        return rows_met(asked.code, asked.form, run, n, asked.dim, asked.shapes, asked.device, ran)
     except Exception as error:
         # any Python of the model, on rows it may not take
         _logger.debug("what goes by how many rows there are could not be seen: %s", error)
@@ -281,7 +285,8 @@ def _among_unlike(asked: Asked, n: int, spread: Mapping[int, int], watch: Watch)
     """See :func:`fault_among_unlike`; code that goes by data is right within its tolerance."""
     told = asked.code.model, asked.form, asked.given, asked.dim, asked.shapes, asked.begin
     allowed = COARSE if watch.reads else ALLOWED
-    return fault_among_unlike(*told, n, spread, allowed, is_counted=asked.seen.is_counted)
+    ask = functools.partial(fault_among_unlike, *told, n, spread, allowed, is_counted=asked.seen.is_counted)
+    return _of_alike_layers(ask, watch)
 
 
 def _places(asked: Asked, calls: Iterable[Call]) -> dict[int, int]:
@@ -353,7 +358,24 @@ def _of_more(
 ) -> str:
     """What mixes rows that come often, or gives others than for a ``few``; ``watch`` looks at a run."""
     many = results(given, True, times=_MANY, watch=watch)
-    return mixed_in(many, dim, shapes) or few.among(many.of("ab"), "ab" * _MANY, dim, shapes, ROUNDED)
+
+    def ask(alike: AlikeLayers | None = None) -> str:
+        asked = many if alike is None else results(given, True, times=_MANY, alike=alike)
+        return mixed_in(asked, dim, shapes)
+
+    mixed = ask() if few.is_noisy else _of_alike_layers(ask, watch)
+    return mixed or few.among(many.of("ab"), "ab" * _MANY, dim, shapes, ROUNDED)
+
+
+def _of_alike_layers(ask: Callable[..., str], watch: Watch) -> str:
+    """What ``ask`` finds, with one of alike layers run for all where that is worth it and goes well."""
+    if watch.alike.is_worth_it:
+        try:
+            return ask(alike=watch.alike)
+        except Exception as error:
+            # any Python of the model, in a layer that is given what another one made
+            _logger.debug("alike layers could not be asked for one another: %s", error)
+    return ask()
 
 
 def _among_more(

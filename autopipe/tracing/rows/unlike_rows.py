@@ -18,6 +18,7 @@ from ..calls.call import Call, Depends, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import plain_name, tensors
 from ..sizes.rerun import replay
+from .alike_layers import AlikeLayers
 from .results import axes, is_close, is_floating, is_number
 
 __all__ = ["fault_among_unlike", "gathered", "width"]
@@ -80,12 +81,13 @@ def fault_among_unlike(
     allowed: Mapping[dtype, float],
     *,
     is_counted: bool,
+    alike: AlikeLayers | None = None,
 ) -> str:
     """In words, the first call that gives other rows in half of a batch of ``n`` than in all; or nothing.
 
     Values of calls that are ``spread``, with their axes, get another sign in the second half, or else the
     inputs do. Numbers that labels weigh, which ``is_counted``, are not compared. Nothing where something
-    comes out that is no number.
+    comes out that is no number. Of layers that are ``alike`` one runs for all.
     """
     batch = _unlike(given, dim, n, is_signed=not spread)
     device = next(iter(batch.values())).device
@@ -102,7 +104,7 @@ def fault_among_unlike(
 
         start()
         piece = {**batch, **{name: batch[name].narrow(axis, begin, end - begin) for name, axis in dim.where}}
-        result = replay(model, form, piece, device, look=look).result
+        result = replay(model, form, piece, device, alike.sharing() if alike else None, look).result
         return kept, [v for c, v in zip(form.calls[-1].args[0], result, strict=True) if isinstance(c, Call)]
 
     leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
