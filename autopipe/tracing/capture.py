@@ -27,7 +27,7 @@ from .graphs import opgraph
 from .inputs.arguments import Inputs, arguments
 from .inputs.caches import switched_off, without_cache
 from .inputs.examples import infer
-from .inputs.held_numbers import as_floats, counted, divided
+from .inputs.held_numbers import as_floats, counted, divided, owner_of
 from .inputs.structure import flatten, unflatten
 from .inputs.writes import check_written, given_twice, said_of
 from .new_forms import NewForms
@@ -113,7 +113,7 @@ def _capture(
             return _on_few_rows(model, args, kwargs, policy, dynamic, known, at, kin)
         except HoldNumbers as found:
             kwargs = counted(kwargs, found.numbers)
-            owners = {name.rpartition(".")[0] for name in found.numbers}
+            owners = {owner_of(name)[0] for name in found.numbers}
             policy = policy.with_opened(path for path in owners if path and policy.is_inside_leaf(path))
         except CaptureError as error:
             if refusal is None and (others := as_floats(kwargs)) is not None:

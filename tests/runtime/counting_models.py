@@ -1,6 +1,7 @@
 """Models that count their calls and go by it, and how steps of a pipeline are held against them."""
 
 import copy
+import types
 
 import torch
 from torch import Tensor, nn
@@ -125,7 +126,38 @@ class OfALayer(Counting):
         return self.run(self.tick(x)).square().mean()
 
 
-MODELS = {cls.__name__: cls for cls in (Unread, EveryOther, Warming, Seeing, OfParts, OfALayer)}
+class Annealed(nn.Module):
+    """A part that counts in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.state = {"n": 0, "rate": 0.9}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state["n"] += 1
+        return self.outer(torch.tanh(self.inner(x))) * max(0.5, self.state["rate"] ** self.state["n"])
+
+
+class InContainers(Counting):
+    """Counts in an object, a list and a dict, and goes by them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Annealed() for _ in range(2))
+        self.schedule, self.seen = types.SimpleNamespace(step=0, tau=1.0), [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.schedule.step += 1
+        self.seen[0] += x.shape[0]
+        for part in self.parts:
+            x = part(x)
+        y = self.run(x * self.schedule.tau) / (self.seen[0] + self.schedule.step)
+        self.schedule.tau *= 0.9
+        return y.square().mean()
+
+
+MODELS = {cls.__name__: cls for cls in (Unread, EveryOther, Warming, Seeing, OfParts, OfALayer, InContainers)}
 
 
 def model_and_twin(name: str) -> tuple[nn.Module, nn.Module]:
@@ -139,8 +171,13 @@ def batch(seed: int) -> Tensor:
 
 
 def counts(model: nn.Module) -> dict[str, object]:
-    held = ((f"{p}.{k}", v) for p, m in model.named_modules() for k, v in vars(m).items())
-    return {name: v for name, v in held if type(v) in (int, float)}
+    held = {f"{p}.{k}": v for p, m in model.named_modules() for k, v in vars(m).items()}
+    found = {name: v for name, v in held.items() if type(v) in (int, float)}
+    inside = {n: vars(v) if isinstance(v, types.SimpleNamespace) else v for n, v in held.items()}
+    return found | {n: copy.copy(v) for n, v in inside.items() if n.rpartition(".")[2] in _CONTAINERS}
+
+
+_CONTAINERS = ("state", "schedule", "seen")
 
 
 def check_steps(rt, model: nn.Module, twin: nn.Module, n_steps: int = 6, is_quiet: bool = False) -> None:

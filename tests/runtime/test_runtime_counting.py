@@ -1,5 +1,7 @@
 """A forward that counts its calls: a step is one call, whatever its number of microbatches."""
 
+import copy
+
 import pytest
 import torch
 from counting_models import MODELS, batch, check_steps, counts, model_and_twin
@@ -30,6 +32,30 @@ def test_stages_that_count_are_verified(name):
     pipe = autopipe.split(model, 2, (batch(0),), n_microbatches=2, costs="estimated")
     assert pipe.verify()
     assert counts(model) == counts(twin)
+
+
+class Annealed(nn.Module):
+    """Layers, and a factor that falls with each call at a rate that is held beside the count."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.state = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))), {"n": 0, "rate": 0.9}
+
+    def forward(self, x):
+        self.state["n"] += 1
+        return self.layers(x) * self.state["rate"] ** self.state["n"]
+
+
+def test_what_else_a_container_holds_is_looked_at_and_a_count_may_be_set():
+    model, x = Annealed(), torch.randn(4, 4)
+    twin = copy.deepcopy(model)
+    pipe = autopipe.split(model, 2, (x,), costs="estimated")
+    for change in ({"rate": 0.7}, {"n": 0}, {"n": 5, "rate": 0.8}):
+        for each in (model, twin):
+            each.state.update(change)
+        for _ in range(2):
+            torch.testing.assert_close(pipe(x), twin(x))
+        assert model.state == twin.state
 
 
 def test_a_model_without_weights_counts():

@@ -1,21 +1,37 @@
 """Plain numbers in attributes of modules that may be others in each call, as a schedule's and a count's are.
 
-They are given to a call beside its arguments, in a dict by path and name, and are in a graph what free
-numbers among the arguments are. Which attributes those are is left to ``captured`` and ``repeats``, what
-calls leave in some of them to ``writes``.
+They are given to a call beside its arguments, in a dict by path and name (``layer.count``, and
+``layer.state['n']`` for one in a dict, list or object that an attribute holds), and are in a graph what free
+numbers among the arguments are. Which those are is left to ``captured`` and ``repeats``, what calls leave in
+some of them to ``writes``.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import enum
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
-from .free_numbers import FreeInt, FreeNumber, freed
+from .free_numbers import FreeInt, FreeNumber, freed, is_number
 
-__all__ = ["HELD", "as_floats", "counted", "divided", "leave", "names_set", "numbers_of", "placed"]
+__all__ = [
+    "HELD",
+    "as_floats",
+    "counted",
+    "divided",
+    "leave",
+    "names_inside",
+    "names_set",
+    "numbers_of",
+    "owner_of",
+    "place_inside",
+    "placed",
+]
 
 HELD = "its own"
 """The keyword under which a call has them: no name, so that no parameter of a forward has it."""
@@ -51,17 +67,58 @@ def names_set(kwargs: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name, number in held.items() if isinstance(number, FreeNumber) and number.is_set)
 
 
+def owner_of(name: str) -> tuple[str, str]:
+    """The path of the module of a number by its name, and the rest of the name."""
+    head, bracket, key = name.partition("[")
+    path, _, field = head.rpartition(".")
+    return path, field + bracket + key
+
+
+def names_inside(field: str, value: Any) -> Iterator[str]:
+    """What numbers in a dict, list or object that an attribute holds are called behind its module's path."""
+    held = _content(value)
+    items = enumerate(held) if isinstance(held, list) else (held or {}).items()
+    yield from (f"{field}[{k!r}]" for k, v in items if isinstance(k, (str, int)) and is_number(v))
+
+
+def place_inside(model: nn.Module, name: str) -> tuple[Any, Any]:
+    """What holds a number, and under which key; it is None where that is not there."""
+    path, field = owner_of(name)
+    field, bracket, key = field.partition("[")
+    held: Any = vars(model.get_submodule(path))
+    return (_content(held.get(field)), ast.literal_eval(key[:-1])) if bracket else (held, field)
+
+
+def _content(value: Any) -> dict[Any, Any] | list[Any] | None:
+    """The dict or list that holds what a value does; None of what is a class, a function or torch's."""
+    if type(value) in (dict, list):
+        held: dict[Any, Any] | list[Any] = value
+        return held
+    if callable(value) or isinstance(value, (torch.Tensor, torch.Generator, enum.Enum)):
+        return None
+    found = getattr(value, "__dict__", None)
+    return found if type(found) is dict else None
+
+
 def numbers_of(model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
     """What attributes hold by path and name, or their classes; None for those that are not there."""
-    places = ((name, *_place(model, name)) for name in names)
-    return {name: vars(m).get(field, getattr(type(m), field, None)) for name, m, field in places}
+    return {name: _number_of(model, name) for name in names}
+
+
+def _number_of(model: nn.Module, name: str) -> Any:
+    held, key = place_inside(model, name)
+    if isinstance(held, list):
+        return held[key] if key < len(held) else None
+    cls = type(model.get_submodule(owner_of(name)[0]))
+    return None if held is None else held.get(key, None if "[" in name else getattr(cls, key, None))
 
 
 def leave(model: nn.Module, numbers: Mapping[str, Any]) -> None:
     """Let attributes hold these numbers."""
     for name, number in numbers.items():
-        module, field = _place(model, name)
-        vars(module)[field] = number
+        held, key = place_inside(model, name)
+        if isinstance(held, dict) or (held is not None and key < len(held)):
+            held[key] = number
 
 
 @contextlib.contextmanager
@@ -74,8 +131,3 @@ def placed(model: nn.Module, numbers: Mapping[str, Any]) -> Iterator[None]:
     finally:
         after = numbers_of(model, numbers)
         leave(model, {name: before[name] for name, number in numbers.items() if after[name] is number})
-
-
-def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, field = name.rpartition(".")
-    return model.get_submodule(path), field

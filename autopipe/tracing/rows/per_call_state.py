@@ -22,6 +22,7 @@ from ..calls.functions import tensors
 from ..calls.likeness import is_equal
 from ..code.leaves import is_atomic
 from ..code.own_code import OwnCode
+from ..inputs.held_numbers import names_inside, numbers_of
 from ..sizes.guards import broken
 from ..sizes.rerun import buffers_written, replay
 from ..sizes.variation import Variation
@@ -234,6 +235,8 @@ def _held(model: nn.Module, weights: Sequence[str]) -> Iterator[tuple[str, Any]]
     yield from ((name, own[name].detach().clone()) for name in weights if name in own)
     for path, module in model.named_modules():
         for name, value in vars(module).items():
+            shown = f"{path}.{name}".lstrip(".")
             if isinstance(value, (int, float, Tensor)) and name != "training":
-                shown = f"{path}.{name}".lstrip(".")
                 yield shown, value.detach().clone() if isinstance(value, Tensor) else value
+            elif not name.startswith("_"):
+                yield from numbers_of(model, names_inside(shown, value)).items()

@@ -23,6 +23,7 @@ from ..calls.call import Call, Recording
 from ..calls.perform import registered
 from ..code.leaves import lies_in_leaf
 from ..inputs.free_numbers import is_number
+from ..inputs.held_numbers import owner_of
 from ..record.replaced_buffers import HeldBuffer
 from ..state import global_hooks
 from ..state.reach import Reached, reached
@@ -364,8 +365,7 @@ def assumptions_of(
     replaced = frozenset[str]().union(*(f.replaced for fs in forms.values() for f in fs))
     # what the model itself writes there is no change of a user's
     left = filled, carried, switched, replaced, [*filter(lambda t: t not in {*written, *replaced}, tables)]
-    places = [(path, field) for path, _, field in (name.rpartition(".") for name in held)]
-    return Assumptions(model, is_open, named, dtypes, flags, used, *left, found, places)
+    return Assumptions(model, is_open, named, dtypes, flags, used, *left, found, [*map(owner_of, held)])
 
 
 def filled_in(forms: Iterable[Recording]) -> frozenset[tuple[str, str]]:

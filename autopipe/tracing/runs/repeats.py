@@ -21,7 +21,7 @@ from ..code.leaves import Policy
 from ..code.restart import CloseModule, HoldNumbers
 from ..code.set_first import Place, reads_before_sets
 from ..inputs.free_numbers import is_number
-from ..inputs.held_numbers import numbers_of
+from ..inputs.held_numbers import leave, names_inside, numbers_of
 from ..inputs.structure import flatten
 from ..state.example_data import are_close, doubled, other_data
 from ..state.quick_check import Seen
@@ -61,6 +61,7 @@ class Repeats:
     ) -> None:
         self.model, self.snapshot, self.run, self.of_leaves = model, snapshot, run, of_leaves
         self.names_read, self.held = names_read, held
+        self._inside = numbers_of(model, [name for name in held if "[" in name])
         self.remade: set[str] = set()
         self._left: list[list[Place]] = []
         self._left_plainly: list[Place] | None = None
@@ -77,7 +78,8 @@ class Repeats:
         training = recording.training
         if (training, "", not training) in recording.modes:
             raise CloseModule("", "a forward leaves the model itself in another mode than it was called in")
-        if is_as_begun:
+        leave(self.model, self._inside)  # what is in containers, which then hold what they held
+        if is_as_begun or (self._inside and self.snapshot.seen_unchanged() is not None):
             return False
         self.check_made(policy)
         self._left, self._left_plainly = [], None
@@ -123,8 +125,13 @@ class Repeats:
         return True
 
     def counting_leaves(self, policy: Policy, training: bool) -> list[str]:
-        """The leaves with numbers in attributes that a call leaves otherwise, and the next call goes by."""
-        paths = {p for p, a in self.snapshot.changes() if is_number(self._held(p, a))}
+        """The leaves with numbers in attributes that a call leaves otherwise, and the next call goes by.
+
+        Or in containers and objects there.
+        """
+        changed = [*self.snapshot.changes(), *self.snapshot.changed_beside()]
+        held = ((p, a, self._held(p, a)) for p, a in changed)
+        paths = {p for p, a, value in held if is_number(value) or any(names_inside(a, value))}
         inside = sorted(p for p in paths if policy.is_inside_leaf(p))
         if not inside or self.is_repeated(training, None)[0]:
             return []
@@ -162,6 +169,7 @@ class Repeats:
 
     def changes_met(self, policy: Policy) -> list[tuple[str, str]]:
         """The attributes that are other than at first and may be read, by path and name."""
+        leave(self.model, self._inside)
         return self.met_among(policy, self.snapshot.changes())
 
     def met_among(self, policy: Policy, changes: Iterable[Place]) -> list[Place]:
@@ -213,7 +221,7 @@ class Repeats:
             _dotted(path, name)
             for path, module in self.model.named_modules()
             if path == "" or not policy.is_inside_leaf(path)
-            for name in (*vars(module), *_names_of_class(module))
+            for name in (*vars(module), *_names_of_class(module), *_names_inside(module))
         }
         before = numbers_of(self.model, names - {*self.held, *recording.left})
         self.run(recording.training)
@@ -383,6 +391,13 @@ def _names_of_class(module: nn.Module) -> Iterator[str]:
     """What a module's class holds as numbers, which code may count on from."""
     for cls in type(module).__mro__[: type(module).__mro__.index(nn.Module)]:
         yield from (name for name, value in vars(cls).items() if is_number(value))
+
+
+def _names_inside(module: nn.Module) -> Iterator[str]:
+    """What the numbers in containers and objects are called that a module's attributes hold."""
+    for field, value in vars(module).items():
+        if field not in _OF_ALL:
+            yield from names_inside(field, value)
 
 
 def _copied(value: Any) -> Any:

@@ -19,6 +19,7 @@ from torch import nn
 
 from ...torch_private import CALL_HOOK, UnseenByFunctions
 from ..calls.perform import registered
+from ..inputs.held_numbers import place_inside
 from . import global_hooks
 from .cells import Cell, content
 from .global_names import come_to, names_in
@@ -112,8 +113,9 @@ def readers(
     called = functools.partial(_at, [(vars(sys.modules[module]), name) for module, name in functions])
     yield Reader("a function of torch", called)
     without = {id(vars(registered(model, path)).get(name)) for path, name in filled}
+    inside = [place_inside(model, f"{path}.{name}".lstrip(".")) for path, name in filled if "[" in name]
     is_open = functools.cache(is_open)
-    for path, name, read in read_beside(beside, without):
+    for path, name, read in read_beside(beside, without, inside):
         if is_open(path):
             yield Reader(name, read)
 
@@ -196,13 +198,19 @@ def _attributes(held: Mapping[str, Any], without: frozenset[str]) -> dict[str, A
     return {k: v for k, v in held.items() if k not in OF_ALL and k not in without}
 
 
-def read_beside(found: Reached, filled: Collection[int]) -> Iterator[tuple[str, str, Read]]:
-    """What reads each place that was ``found``, by path and name; not those with ids that are ``filled``."""
+def read_beside(
+    found: Reached, filled: Collection[int], without: Collection[tuple[Any, Any]] = ()
+) -> Iterator[tuple[str, str, Read]]:
+    """What reads each place that was ``found``, by path and name; not those with ids that are ``filled``.
+
+    Of some containers it does ``without`` what they hold under a key.
+    """
     for path, name, known, names in found.files:
         yield path, f"a global of {name}", functools.partial(_picked, known, tuple(sorted(names)))
     for path, name, holder in found.holders:
         if id(holder) not in filled:
-            yield path, name, functools.partial(_items, holder)
+            keys = frozenset(key for held, key in without if held is holder)
+            yield path, name, functools.partial(_items, holder, keys)
     for path, name, cell in found.cells:
         if _is_value(content(cell)):
             yield path, name, functools.partial(_content, cell)
@@ -225,8 +233,11 @@ def _of_class(held: Mapping[str, Any], names: tuple[str, ...]) -> tuple[Any, ...
     return *map(held.get, names), len(held)
 
 
-def _items(container: Any) -> tuple[Any, ...]:
-    return tuple(container.values() if isinstance(container, dict) else container)
+def _items(container: Any, without: frozenset[Any] = frozenset()) -> tuple[Any, ...]:
+    if not without:
+        return tuple(container.values() if isinstance(container, dict) else container)
+    items = container.items() if isinstance(container, dict) else enumerate(container)
+    return tuple([v for k, v in items if k not in without])
 
 
 def _content(cell: Cell) -> tuple[Any, ...]:
