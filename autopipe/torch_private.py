@@ -72,6 +72,7 @@ __all__ = [
     "qualified_name",
     "release",
     "saves",
+    "sequence_number",
     "set_export_flags",
     "uncompiled",
     "unread",
@@ -123,6 +124,11 @@ def pop_function_mode() -> Any:
 def push_function_mode(mode: Any) -> None:
     """Put a function mode on top of the others, without entering it."""
     overrides._push_mode(mode)  # type: ignore[no-untyped-call]
+
+
+def sequence_number(node: Node) -> int:
+    """When a node of a graph was made, counted in the thread that made it; leaves come behind all others."""
+    return int(node._sequence_nr())
 
 
 _ASKED = "has_torch_function"

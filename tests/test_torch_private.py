@@ -485,3 +485,21 @@ def test_code_that_asks_for_overridden_functions_does_not_see_a_hidden_mode() ->
     with Seen(), private.HiddenMode():
         assert is_overridden(ONE)
     assert torch.overrides.has_torch_function is torchs
+
+
+def test_nodes_are_numbered_as_they_are_made_and_leaves_last() -> None:
+    class Twice(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * 2
+
+    leaf = torch.ones(2, requires_grad=True)
+    first = leaf.exp()
+    second = Twice.apply(first)
+    numbers = [private.sequence_number(t.grad_fn) for t in (first, second, second.sum())]
+    assert numbers == sorted({*numbers})
+    assert private.sequence_number(first.grad_fn.next_functions[0][0]) > numbers[-1]

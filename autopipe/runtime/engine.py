@@ -167,6 +167,7 @@ class Engine:
         """Make all that depends on which stages there are and where."""
         capture, plan, options, stages = self.capture, self.plan, self.options, self.all_stages
         self.absent = absent(capture, self.stages, stages)
+        self.loss.away = {id(home.tensor) for home in self.absent} if self.peers is not None else set()
         self._named = _named(capture.model)
         is_one = self.peers is not None and self.replica_dims.n == 1
         beside = learned(options.loss_fn, capture.model, plan.n_ranks) if is_one else ()

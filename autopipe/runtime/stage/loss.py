@@ -23,6 +23,7 @@ from ...tracing.sizes.other_masks import LEFT_OUT
 from ..data.kinds import Kinds
 from ..data.outputs import weighted
 from ..options import Options, is_due
+from .left_behind import leaves_of, made_before, newest, reads_noted
 from .worker import StepInputs
 
 __all__ = ["Loss"]
@@ -53,11 +54,14 @@ class Loss:
     trains: the parameters, by id, that it may train beside the model's, since all ranks share their
         gradients; None where it may train any. Others are refused at those steps: ranks that make the same
         optimizer would have no gradient of them.
+    away: ids of the parameters that other ranks alone have. What layers of theirs set in a forward is
+        refused at those steps, and what any stage has left that is not of the microbatch.
     """
 
     def __init__(self, kinds: Kinds, options: Options, device: torch.device) -> None:
         self._device = device
         self.trains: set[int] | None = None
+        self.away: set[int] = set()
         self._kinds, self._loss_fn = kinds, options.loss_fn
         self._kind = kinds[0]
         self._target_axis = (options.batch_dims or {}).get("target", 0) or 0
@@ -98,7 +102,12 @@ class Loss:
         before = _gradients(ends) if looks else []
         if self._step is not None:
             self._get_ready(outputs, m)
-        loss = own_loss(capture, outputs) if loss_fn is None else self._made(loss_fn, output, target, m)
+        if loss_fn is None:
+            loss = own_loss(capture, outputs)
+        elif looks:
+            loss = self._looked_at(loss_fn, output, target, m, ends)
+        else:
+            loss = self._made(loss_fn, output, target, m)
         if before != (_gradients(ends) if looks else []):
             raise InputError(
                 "loss_fn calls backward(), which reaches this stage's parameters alone: the step makes the "
@@ -163,10 +172,32 @@ class Loss:
                 f"squeeze(-1), or pass n_microbatches={max(1, sum(self._rows) // 2)}"
             ) from error
 
+    def _looked_at(
+        self, loss_fn: Callable[[Any, Any], Tensor], output: Any, target: Any, m: int, ends: set[Node]
+    ) -> Tensor:
+        """What it gives. Raises :class:`InputError` where it takes what a forward leaves beside its output.
+
+        The outputs' own graphs begin at ``ends``.
+        """
+        capture, since = self._kind.capture, newest()
+        with reads_noted(capture.model, capture.left, self.away) as read:
+            try:
+                loss = self._made(loss_fn, output, target, m)
+            except Exception as error:  # whatever comes of a value that is not the microbatch's
+                if read:
+                    raise InputError(_left(read, capture.ops.model)) from error
+                raise
+        own = {id(p) for p in capture.model.parameters()}
+        if read or (isinstance(loss, Tensor) and loss.requires_grad and made_before(loss, ends, since, own)):
+            raise InputError(_left(read, capture.ops.model))
+        return loss
+
     def _refuse_others(self, loss: Tensor, ends: Iterable[Node]) -> None:
         own = {id(p) for p in self._kind.capture.model.parameters()} | (self.trains or set())
         others = [
-            list(leaf.shape) for leaf in _leaves([get_gradient_edge(loss).node], ends) if id(leaf) not in own
+            list(leaf.shape)
+            for leaf in leaves_of([get_gradient_edge(loss).node], ends)
+            if id(leaf) not in own
         ]
         if others:
             shapes = f"{', '.join(map(str, others[:3]))}{', …' if len(others) > 3 else ''}"
@@ -294,24 +325,16 @@ def _ends(outputs: Iterable[Any]) -> set[Node]:
 
 def _gradients(nodes: Iterable[Node]) -> list[tuple[int, int]]:
     """Which gradients the leaves of these have now, and how often each was written to."""
-    gradients = [leaf.grad for leaf in _leaves(nodes, ())]
+    gradients = [leaf.grad for leaf in leaves_of(nodes, ())]
     return [(0, 0) if grad is None else (id(grad), grad._version) for grad in gradients]
 
 
-def _leaves(nodes: Iterable[Node], ends: Iterable[Node]) -> list[Tensor]:
-    """The leaves that ``nodes`` have a gradient by, those beyond ``ends`` left out."""
-    seen = set(ends)
-    found: list[Tensor] = []
-    todo: list[Node | None] = list(nodes)
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.append(node.variable)
-        todo += [child for child, _ in node.next_functions]
-    return found
+def _left(names: Sequence[str], model: str) -> str:
+    what = ", ".join(dict.fromkeys(names)) or "what a forward computes beside its output"
+    return (
+        f"loss_fn takes {what} of {model}, which a stage sets for each microbatch, on its own rank: return "
+        "it from forward, and take it from the output"
+    )
 
 
 def _told(loss: Any) -> str:

@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Iterator, Mapping
 
-__all__ = ["attributes_loaded", "globals_loaded"]
+__all__ = ["attributes_loaded", "attributes_stored", "globals_loaded"]
 
 _EXTENDED = dis.opmap["EXTENDED_ARG"]
 
@@ -21,6 +21,7 @@ def _shifts(shift: int, *names: str) -> dict[int, int]:
 
 _ATTRIBUTES = _shifts(int(sys.version_info >= (3, 12)), "LOAD_ATTR", "LOAD_METHOD")
 """By how much an instruction shifts the number of its name: the bit below tells how it is loaded."""
+_STORED = _shifts(0, "STORE_ATTR")
 _GLOBALS = _shifts(1, "LOAD_GLOBAL") | _shifts(
     0, "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"
 )
@@ -29,6 +30,11 @@ _GLOBALS = _shifts(1, "LOAD_GLOBAL") | _shifts(
 def attributes_loaded(code: types.CodeType) -> Iterator[str]:
     """The attributes that code loads, in its order."""
     return _loaded(code, _ATTRIBUTES)
+
+
+def attributes_stored(code: types.CodeType) -> Iterator[str]:
+    """The attributes that code sets, in its order."""
+    return _loaded(code, _STORED)
 
 
 def globals_loaded(code: types.CodeType) -> Iterator[str]:
