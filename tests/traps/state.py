@@ -54,13 +54,13 @@ def counter_with_threshold(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if self.calls > 5 else x)
 
 
-@trap("refused", config=Config)
+@trap(config=Config)
 def counter_in_an_object(self: Any, x: Tensor) -> Tensor:
     self.config.calls += 1
     return self.run(x * 2 if self.config.calls > 5 else x)
 
 
-@trap("refused", calls=lambda: [0])
+@trap(calls=lambda: [0])
 def counter_in_a_list(self: Any, x: Tensor) -> Tensor:
     self.calls[0] += 1
     return self.run(x * 2 if self.calls[0] > 5 else x)

@@ -96,7 +96,10 @@ def _content(value: Any) -> dict[Any, Any] | list[Any] | None:
         return held
     if callable(value) or isinstance(value, (torch.Tensor, torch.Generator, enum.Enum)):
         return None
-    found = getattr(value, "__dict__", None)
+    try:
+        found = object.__getattribute__(value, "__dict__")  # whatever it does when it is asked for attributes
+    except AttributeError:
+        return None
     return found if type(found) is dict else None
 
 
