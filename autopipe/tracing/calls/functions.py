@@ -287,12 +287,16 @@ def _to_meta(value: Any) -> Any:
 
 def storages(value: Any) -> frozenset[int]:
     """The id of the memory a tensor lies in; empty for other values and tensors without storage."""
-    if not isinstance(value, torch.Tensor):
-        return frozenset()
+    place = _storage(value) if isinstance(value, torch.Tensor) else None
+    return frozenset() if place is None else frozenset({place})
+
+
+def _storage(tensor: torch.Tensor) -> int | None:
+    """The id of the memory a tensor lies in; None for one without storage."""
     try:
-        return frozenset({value.untyped_storage()._cdata})
+        return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):
-        return frozenset()
+        return None
 
 
 def holds_frozen(value: Any) -> bool:
@@ -322,7 +326,7 @@ _LOOKED_AT = 1 << 16
 class Versions:
     """Tensors, how often each had been written to at some moment, and the memory that it lay in."""
 
-    entries: tuple[tuple[Any, torch.Tensor, int, frozenset[int]], ...]
+    entries: tuple[tuple[Any, torch.Tensor, int, int | None], ...]
     copies: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
 
     @classmethod
@@ -335,16 +339,16 @@ class Versions:
             for t in named.values()
             if is_held(t) and not t.is_meta and t.layout is torch.strided and t.numel() <= _LOOKED_AT
         ]
-        return cls(tuple((n, t, _version(t), storages(t)) for n, t in named.items()), tuple(copies))
+        return cls(tuple([(n, t, _version(t), _storage(t)) for n, t in named.items()]), tuple(copies))
 
     @property
     def storages(self) -> frozenset[int]:
-        return frozenset().union(*(lay for *_, lay in self.entries))
+        return frozenset([lay for *_, lay in self.entries if lay is not None])
 
     @property
     def left(self) -> frozenset[int]:
         """The memory that those lay in which lie elsewhere now."""
-        return frozenset().union(*(lay for _, t, _, lay in self.entries if storages(t) != lay))
+        return frozenset([lay for _, t, _, lay in self.entries if lay is not None and _storage(t) != lay])
 
     def written(self) -> list[torch.Tensor]:
         """Those written to since, or laid elsewhere."""
@@ -352,7 +356,7 @@ class Versions:
         return [
             t
             for _, t, version, lay in self.entries
-            if _version(t) != version or id(t) in changed or storages(t) != lay
+            if _version(t) != version or id(t) in changed or _storage(t) != lay
         ]
 
     def changed(self, module: nn.Module, path: str, training: bool) -> Iterator[tuple[str, torch.Tensor]]:

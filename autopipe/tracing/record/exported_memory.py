@@ -35,6 +35,8 @@ class HandedOut:
 
     def written(self) -> frozenset[int]:
         """The ids of the memory that holds something else now, uncounted."""
+        if not self._held:
+            return frozenset()
         changed = (t for t, version, was in self._held if t._version == version and _is_other(t, was))
         return frozenset().union(*map(storages, changed))
 

@@ -124,8 +124,8 @@ class OpaqueCalls:
 
     def check_leaf(self, path: str, inside: Collection[nn.Module], given: Any) -> None:
         """A leaf must not be given functions that reach layers outside of it: opened, its code calls them."""
-        own = {f"{self.at.modules[id(m)]}" for m in inside if id(m) in self.at.modules}
         for function in filter(_is_function, flatten(given)[0]):
+            own = {self.at.modules[id(m)] for m in inside if id(m) in self.at.modules}
             if reached := [name for name in self._layers_of(function) if name not in own]:
                 why = f"{self.at.source()}: {path} is given a function that reaches {', '.join(reached)}"
                 raise OpenLeaf(path, why)

@@ -55,6 +55,23 @@ __all__ = ["Recorder"]
 
 _MADE = "<string>"
 """Where code lies that other code has put together."""
+_USUAL = frozenset(
+    {
+        torch.Tensor,
+        nn.Parameter,
+        bool,
+        int,
+        float,
+        str,
+        type(None),
+        tuple,
+        list,
+        slice,
+        torch.dtype,
+        torch.device,
+    }
+)
+"""What most arguments of torch's functions are: neither generators nor functions."""
 
 
 class Recorder(TorchFunctionMode):
@@ -343,8 +360,10 @@ class Recorder(TorchFunctionMode):
                 "function or a hook; a stage with the one alone would go by old values of the other: hand it "
                 "over as an argument, or register the layer that has it in both",
             )
-        read = frozenset().union(*(read_by(cls) for cls in {*map(type, inside)}))
-        taken = [name for t in functions.tensors(actual) for name in marks(t) if name in read]
+        taken = [name for t in functions.tensors(actual) for name in marks(t)]
+        if taken:
+            read = frozenset().union(*(read_by(cls) for cls in {*map(type, inside)}))
+            taken = [name for name in taken if name in read]
         for name in (*taken, *(name for t in functions.tensors(result) for name in marks(t))):
             raise OpenLeaf(
                 path,
@@ -414,14 +433,15 @@ class Recorder(TorchFunctionMode):
             func, args = copy.deepcopy, args[:1]  # what it was told of other copies is not for a graph
         if func is torch.Tensor.new and len(args) == 2 and isinstance(args[1], torch.Size):
             args = args[0], *args[1]  # a graph has tuples for sizes, which are data here
-        for value in (*args, *kwargs.values()):
+        unusual = [v for v in (*args, *kwargs.values()) if type(v) not in _USUAL]
+        for value in unusual:
             if isinstance(value, torch.Generator) and value is not torch.default_generator:
                 self.at.keep_whole(
                     f"{self.at.source()}: {name} draws from a generator of the model's own, which a graph "
                     "does not seed anew"
                 )
-        if any(map(callable, (*args, *kwargs.values()))):
-            self.opaque.check_functions(name, (*args, *kwargs.values()))
+        if any(map(callable, unusual)):
+            self.opaque.check_functions(name, unusual)
         encoded, actual = self.ledger.encode_call(args, kwargs)
         call = functions.as_call(func, *encoded)
         call.path, call.source = self.at.path, self.at.source()
@@ -494,8 +514,8 @@ class Recorder(TorchFunctionMode):
             written.append(result)
         if self.handed.written() - unsaid_before:
             self.at.keep_whole(f"{call.source}: writes to a tensor that it is not given, by numpy")
-        unsaid = self.handed_inside.written()
-        written += (t for t in functions.tensors(actual) if unsaid & functions.storages(t))
+        if unsaid := self.handed_inside.written():
+            written += (t for t in functions.tensors(actual) if unsaid & functions.storages(t))
         call.reads = before.storages
         call.writes = before.left.union(*(functions.storages(t) for t in written))
         self.ledger.overwrite(call)
