@@ -20,7 +20,7 @@ from autopipe.tracing.referee.referee import Referee
 from autopipe.tracing.runs.runs import Runs
 from autopipe.tracing.state.garbage import seldom_searched
 from autopipe.tracing.state.quick_check import Glance
-from autopipe.tracing.state.state import preserved
+from autopipe.tracing.state.state import Snapshot, preserved
 
 
 class Net(nn.Module):
@@ -426,8 +426,8 @@ def test_what_is_settled_in_the_first_call_takes_no_run_twice(monkeypatch):
 
 
 def test_what_a_run_leaves_is_looked_at_once(monkeypatch):
-    looks, look = [], Glance.is_kept
-    monkeypatch.setattr(Glance, "is_kept", lambda self: looks.append(0) or look(self))
+    looks, look = [], Glance.is_kept_but_tensors
+    monkeypatch.setattr(Glance, "is_kept_but_tensors", lambda self: looks.append(0) or look(self))
     monkeypatch.setattr(Referee, "fault", lambda self: None)
     capture(Net(), (torch.randn(3, 4),), dynamic=False)
     # before the first run, behind it, behind that of its calls in evaluation, and when all is put back
@@ -460,3 +460,20 @@ def test_what_other_runs_leave_is_put_back():
         runs.run(False)
         runs.start(True)
         assert (model.n_calls, model.training) == (0, True)
+
+
+def test_statistics_alone_are_put_back_without_all_else(monkeypatch):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    restored, restore = [], Snapshot.restore
+    monkeypatch.setattr(Snapshot, "restore", lambda self: restored.append(0) or restore(self))
+    before = copy.deepcopy(model.state_dict())
+    with preserved(model) as snapshot:
+        snapshot.start(True)
+        model(torch.randn(3, 4))
+        assert model[1].num_batches_tracked == 1
+        snapshot.start(False)
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+        snapshot.start(True)
+        model(torch.randn(3, 4))
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert not restored

@@ -63,8 +63,9 @@ class Repeats:
         self.names_read, self.held = names_read, held
         self._inside = numbers_of(model, [name for name in held if "[" in name])
         self.remade: set[str] = set()
-        self._left: list[list[Place]] = []
-        self._left_plainly: list[Place] | None = None
+        self._first: tuple[Seen | None, Sequence[Place]] = None, ()
+        self._left: list[Sequence[Place]] = []
+        self._left_plainly: Sequence[Place] | None = None
         self._counts = False
 
     def check_state(
@@ -83,13 +84,17 @@ class Repeats:
             return False
         self.check_made(policy)
         self._left, self._left_plainly = [], None
+        changes = self.snapshot.changes()
+        glance = self.snapshot.glance
+        self._first = glance.seen() if glance.is_kept_but_tensors() else None, changes
 
         is_met = functools.partial(self.is_met, policy)
-        changed = self.changes_met(policy)
+        changed = self.met_among(policy, changes)
         beside = [(p, a) for p, a in self.snapshot.changed_beside() if is_met(p, a)]
         if not changed and not beside and (path := self.switched(policy, recording)) is not None:
             changed, answer = [(path, "training")], None
-        unread = (self._held(p, a) for p, a in self.snapshot.changes() if not self.is_read(p, a))
+        changes = self.snapshot.changes() if recording.modes else changes  # maybe all is put back
+        unread = (self._held(p, a) for p, a in changes if not self.is_read(p, a))
         if any(map(is_number, map(plain, unread))):
             self.hold_counts(policy, recording, read=False)
         if not changed and not beside:
@@ -171,6 +176,13 @@ class Repeats:
         """The attributes that are other than at first and may be read, by path and name."""
         leave(self.model, self._inside)
         return self.met_among(policy, self.snapshot.changes())
+
+    def changes_left(self) -> Sequence[Place]:
+        """The attributes that are other than at first: those behind the recorded call, if all is as there."""
+        seen, changes = self._first
+        if seen is not None and self.snapshot.glance.is_kept_but_tensors() and self.snapshot.is_as(seen):
+            return changes
+        return self.snapshot.changes()
 
     def met_among(self, policy: Policy, changes: Iterable[Place]) -> list[Place]:
         """Of attributes those that may be read, and whose numbers are no inputs."""
@@ -282,7 +294,7 @@ class Repeats:
             after = flatten(self.run(training, other_data))[0]
             self.snapshot.start(training)
             without = flatten(self.run(training, other_data))[0]
-            self._left.append(self.snapshot.changes())
+            self._left.append(self.changes_left())
             return are_close(after, without)
         except Exception:  # whatever it is: then the model does not take these data
             return True
@@ -295,12 +307,12 @@ class Repeats:
                 self.snapshot.start(training)
                 if is_called:
                     self.run(training)
-                    self._left_plainly = self.snapshot.changes()
+                    self._left_plainly = self.changes_left()
                 with doubled(self.model):
                     switch(self.model, not training)
                     switch(self.model, training)
                     results.append(flatten(self.run(training))[0])
-                    self._left.append(self.snapshot.changes())
+                    self._left.append(self.changes_left())
         except Exception:  # whatever it is: then the model does not take these weights
             return True
         return are_close(*results)

@@ -69,10 +69,17 @@ class Glance:
 
     def is_kept(self) -> bool:
         """Whether all that is not compared by identity is as it was at first."""
+        return self.is_kept_but_tensors() and all(map(_Copied.is_kept, self.tensors))
+
+    def is_kept_but_tensors(self) -> bool:
+        """Whether that is so of all but tensors."""
         if any(self.empty) or any(now != then for now, then in self.sets):
             return False
-        is_kept = all(content(cell) == value for cell, value in self.arrays)
-        return is_kept and all(map(_Copied.is_kept, self.tensors))
+        return all(content(cell) == value for cell, value in self.arrays)
+
+    def written(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The tensors that hold something else than at first, with their copies."""
+        return [(held.tensor, held.copy) for held in self.tensors if not held.is_kept()]
 
     def keys_apart(self, a: Seen, b: Seen) -> set[Any]:
         """The keys under which other values were seen; None stands for what is apart otherwise."""

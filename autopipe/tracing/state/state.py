@@ -122,12 +122,14 @@ class Snapshot:
 
     def _put_back(self, training: bool, seen: Seen | None = None) -> None:
         """Put everything back to where a run in a mode starts, if it is known, or as it was found."""
-        then, is_kept = self.begun.get(training), seen is not None or self.glance.is_kept()
+        then, is_kept = self.begun.get(training), seen is not None or self.glance.is_kept_but_tensors()
         if then is None or not is_kept or not self.glance.put(seen or self.glance.seen(), then):
             self.restore()
-        else:
-            self._put_back_generators()
-            self._put_back_gradients()
+            return
+        self._put_back_generators()
+        self._put_back_gradients()
+        if seen is None:
+            _put_back_tensors(self.glance.written())
 
     def _put_back_generators(self) -> None:
         for put_back in self.generators:
@@ -147,12 +149,7 @@ class Snapshot:
         self.beside.restore()
         self._put_back_generators()
         self._put_back_gradients()
-        with torch.no_grad():
-            for tensor, value in self.tensors.values():
-                if tensor.shape != value.shape or tensor.dtype is not value.dtype:
-                    tensor.data = value.clone()
-                elif not are_equal_tensors(tensor, value):
-                    tensor.data.copy_(value)
+        _put_back_tensors(self.tensors.values())
 
     def include(self, names: Iterable[str]) -> None:
         """Put these parameters back too, which nothing has written to so far; later snapshots do likewise."""
@@ -228,6 +225,16 @@ def _switches_plainly(module: nn.Module) -> bool:
     """Whether a module's change of mode sets its ``training`` flag, and does nothing else."""
     is_own = "train" in vars(module) or type(module).train is not nn.Module.train
     return not is_own and type(module).__setattr__ is nn.Module.__setattr__
+
+
+def _put_back_tensors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Let tensors hold what their copies do, in the shape and dtype of these."""
+    with torch.no_grad():
+        for tensor, value in pairs:
+            if tensor.shape != value.shape or tensor.dtype is not value.dtype:
+                tensor.data = value.clone()
+            elif not are_equal_tensors(tensor, value):
+                tensor.data.copy_(value)
 
 
 def _is_drawn(generator: Any, put_back: Callable[[], None]) -> bool:
