@@ -12,7 +12,7 @@ import os
 import pathlib
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -43,18 +43,18 @@ _ASIDE = tuple(
 @contextlib.contextmanager
 def noted(
     model: nn.Module,
+    modules: Sequence[tuple[str, nn.Module]],
     is_inside_leaf: Callable[[str], bool],
     note: Note,
     names_of: Names,
     on_mode: Callable[[], None],
     on_set: Callable[[nn.Module, bool], None],
 ) -> Iterator[None]:
-    """``note`` is called meanwhile where an attribute of a module within a leaf is read.
+    """``note`` is called meanwhile where an attribute of one of the ``modules`` within a leaf is read.
 
     ``on_mode`` is where the mode of a module is read, or set anew, ``on_set`` where it is set, to what.
     ``names_of`` is :func:`names_of_open`, or what remembers its answers.
     """
-    modules = list(model.named_modules())
     opened = (m for p, m in modules if not is_inside_leaf(p))
     names = names_of(frozenset(type(m) for m in opened if not is_compiled(m)))
     asked: dict[type, set[str]] = {}

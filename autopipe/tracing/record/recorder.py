@@ -138,13 +138,14 @@ class Recorder(TorchFunctionMode):
     def run(
         self,
         model: nn.Module,
+        named: Sequence[tuple[str, nn.Module]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         given: Mapping[str, Any],
         depends: int,
         numbers: Collection[str] = (),
     ) -> Recording:
-        """Record one call of ``model``; ``given`` names the tensors among its arguments.
+        """Record one call of ``model``, of the modules ``named``; ``given`` names its arguments' tensors.
 
         ``depends`` is what of them can be other in another call. Those named ``numbers`` stand for the free
         numbers among the arguments, in their order.
@@ -154,7 +155,6 @@ class Recorder(TorchFunctionMode):
             call.value, call.storages = meta(tensor), functions.storages(tensor)
             self.ledger.bind(tensor, self.ledger.add(call))
         self.model = model
-        named = [*model.named_modules()]
         modules = [m for _, m in named]
         self.own = {id(m): tuple(m._parameters.values()) for m in modules}
         self.modes.begin(modules)

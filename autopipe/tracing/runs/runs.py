@@ -128,8 +128,10 @@ class Runs:
         self.casting: set[str] = set()
         self.of_leaves: set[tuple[str, str]] = set()
         self.by_data: set[str] = set()
-        self.names = {id(t): n for n, t in reversed([*model.named_parameters(), *model.named_buffers()])}
-        self.paths = {id(m): n for n, m in model.named_modules()}
+        held = [*model.named_parameters(), *model.named_buffers()]
+        self.held, self.modules = [t for _, t in held], [*model.named_modules()]
+        self.names = {id(t): n for n, t in reversed(held)}
+        self.paths = {id(m): n for n, m in self.modules}
         self.device = device_of(model, args, kwargs)
         self.known = frozenset(map(id, snapshot.tensors_held()))
         self.kind = functools.cache(functools.partial(kind_of, model))
@@ -250,6 +252,7 @@ class Runs:
         recorder.reads.names_read = self.names_read
         recorder.bounded.put_back = self.snapshot.tensors.keys()
         kept = recorder.opaque
+        modules = self.modules if restores else [*self.model.named_modules()]
         recorder.ledger.numbers.watch = shift or (Settling(attempt.settled) if attempt.settled else None)
         recorder.ledger.most = sys.maxsize if shift is None else shift.most
         try:
@@ -264,6 +267,7 @@ class Runs:
                 casts.followed(self.casting, recorder.at, of_tensors=attempt.numbers),
                 attributes.noted(
                     self.model,
+                    modules,
                     recorder.at.is_in_leaf,
                     recorder.reads.asks_a_leaf,
                     self.names_of_open,
@@ -273,7 +277,7 @@ class Runs:
             ):
                 inputs, named = Inputs.of(self.model, args, kwargs)
                 numbers = [str(inputs.names[i]) for i in inputs.numbers]
-                recording = recorder.run(self.model, args, kwargs, named, self.of_inputs, numbers)
+                recording = recorder.run(self.model, modules, args, kwargs, named, self.of_inputs, numbers)
             if not (is_probe or outcomes or shift) and setting == AS_GIVEN:
                 self.answers[training] = recorder.answer
             return recording
@@ -302,8 +306,7 @@ class Runs:
         """
         if recording.goes_by_mode or not attempt.is_plain or self.device.type == "meta":
             return False
-        modules = self.model.named_modules()
-        opened = frozenset(type(m) for p, m in modules if not attempt.policy.is_inside_leaf(p))
+        opened = frozenset(type(m) for p, m in self.modules if not attempt.policy.is_inside_leaf(p))
         if self.spells_mode(opened):
             return False
         self.start(training=False)
@@ -312,7 +315,8 @@ class Runs:
         given = Inputs.of(self.model, *fresh(self.inputs_of(recording.setting), self.device))[1]
         seed(self.device)
         with torch.set_grad_enabled(recording.setting.grad), self.route.suspended():
-            answer = evaluated(self.model, recording, given, self.device, self.twins(sharing))
+            twins = self.twins(sharing)
+            answer = evaluated(self.model, self.held, recording, given, self.device, twins)
         if answer is None or not self.is_as_begun():
             return False
         if recording.setting == AS_GIVEN:

@@ -26,18 +26,19 @@ __all__ = ["evaluated"]
 
 def evaluated(
     model: nn.Module,
+    weights: Sequence[torch.Tensor],
     recording: Recording,
     given: Mapping[str, torch.Tensor],
     device: torch.device,
     twins: Twins | None,
 ) -> Sequence[Any] | None:
-    """The leaves of what a recording gives in the mode that the model is in now.
+    """The leaves of what a recording gives in the mode that the model, which has the ``weights``, is in now.
 
     None where a call fails, draws, writes, or gives anything but what it is recorded to give: values of one
     structure, tensors of the same shape, strides and kind that take gradients or not, equal numbers. Leaves
     that are ``twins`` run once.
     """
-    held = Versions.of(dict(enumerate((*model.parameters(), *model.buffers()))))
+    held = Versions.of(dict(enumerate(weights)))
     drawn = generators(device)
     values: dict[int, Any] = {}
     with warnings.catch_warnings():
