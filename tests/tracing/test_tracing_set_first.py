@@ -57,6 +57,28 @@ def test_attributes_set_first_are_not_looked_at() -> None:
     assert not records
 
 
+class Masked(Silent):
+    """The same, and a branch on the input behind it."""
+
+    def forward(self, x: Tensor, is_long: Tensor) -> Tensor:
+        x = self.before(self.norm(x))
+        if is_long.any():
+            x = x * 2
+        self.seen.append(x)
+        return self.after(x) + self.mean + self.seen[0]
+
+
+def test_attributes_set_first_are_not_looked_at_where_code_may_branch_either_way() -> None:
+    torch.manual_seed(0)
+    model = Masked("")
+    captured = capture(model, (torch.randn(2, 3, 4), torch.zeros(2)))
+    assert captured.assumptions.filled == {("", "mean"), ("", "seen")}
+    for n in range(12):
+        x, is_long = torch.randn(3, 4 + n, 4), torch.full((3,), float(n % 2))
+        torch.testing.assert_close(captured(x, is_long), model(x, is_long))
+    assert len(captured.kinds) == 1
+
+
 def test_steps_go_on_between_calls_of_the_model() -> None:
     torch.manual_seed(0)
     model = Silent("")

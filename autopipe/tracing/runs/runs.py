@@ -35,6 +35,7 @@ from ..code.restart import (
     WatchLeaves,
     WatchMethods,
 )
+from ..code.set_first import reads_before_sets
 from ..inputs.arguments import Inputs
 from ..inputs.held_numbers import divided
 from ..inputs.structure import flatten
@@ -110,8 +111,9 @@ class Runs:
     Calls are routed by ``route``, which patches put on; casts are followed in the files ``casting``; open
     code reads the attributes ``of_leaves``, by path and name; arguments must be told apart where it
     ``is_apart``; the sizes of what the leaves ``by_data`` give follow from data; ``of_inputs`` is what can
-    be other in inputs at another call; ``answers`` are what the model gave for the example when it was last
-    recorded in each mode.
+    be other in inputs at another call; ``first_set`` are the attributes that its last recording in each mode
+    on the example sets before it reads them; ``answers`` are what the model gave for the example when it was
+    last recorded in each mode.
     """
 
     def __init__(
@@ -142,6 +144,7 @@ class Runs:
         self.repeats = Repeats(model, snapshot, self.run, self.of_leaves, self.names_read, divided(kwargs)[1])
         self.route = Route()
         self.is_apart = False
+        self.first_set: dict[bool, frozenset[tuple[str, str]]] = {}
         self.answers: dict[bool, Sequence[Any]] = {}
         self._seen: Seen | None = None
 
@@ -205,6 +208,7 @@ class Runs:
             recording.set_first = self.repeats.set_first(attempt.policy, recording.training) | rebuilt
             names = self.repeats.carried(attempt.policy, recording.training)
             recording.carried = frozenset((recording.training, name) for name in names)
+        self.first_set[recording.training] = recording.set_first
         return recording
 
     def run_recorded(
@@ -253,6 +257,9 @@ class Runs:
         recorder.bounded.put_back = self.snapshot.tensors.keys()
         kept = recorder.opaque
         modules = self.modules if restores else [*self.model.named_modules()]
+        # of what is led elsewhere than the example leads, no run of the model tells
+        is_led = bool(outcomes) or setting != AS_GIVEN
+        first = self.first_set.get(training, frozenset()) if is_led else frozenset()
         recorder.ledger.numbers.watch = shift or (Settling(attempt.settled) if attempt.settled else None)
         recorder.ledger.most = sys.maxsize if shift is None else shift.most
         try:
@@ -274,10 +281,12 @@ class Runs:
                     recorder.reads.asks_for_mode,
                     recorder.modes.note,
                 ),
+                reads_before_sets(self.model, first) as read,
             ):
                 inputs, named = Inputs.of(self.model, args, kwargs)
                 numbers = [str(inputs.names[i]) for i in inputs.numbers]
                 recording = recorder.run(self.model, modules, args, kwargs, named, self.of_inputs, numbers)
+            recording.set_first = first - read
             if not (is_probe or outcomes or shift) and setting == AS_GIVEN:
                 self.answers[training] = recorder.answer
             return recording
