@@ -96,8 +96,13 @@ def pieces(value: Any) -> list[tuple[Any, Any]]:
     return [] if parts is None else list(zip((*parts[1], *parts[3]), parts[2], strict=True))
 
 
+_CONTAINERS = frozenset({tuple, list, dict})
+
+
 def _flatten(value: Any, leaves: list[Any], depth: int) -> Spec:
-    parts = None if isinstance(value, torch.Tensor) else _parts(value, depth)
+    cls = type(value)
+    is_tensor = cls not in _LEAF_TYPES and cls not in _CONTAINERS and isinstance(value, torch.Tensor)
+    parts = None if is_tensor else _parts(value, depth)
     if parts is None:
         leaves.append(value)
         return LEAF

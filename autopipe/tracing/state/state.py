@@ -38,6 +38,7 @@ __all__ = [
 
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"}
 _SIMPLE = (int, float, str, bytes, bool, type(None))
+_NO_TENSORS = frozenset({*_SIMPLE, tuple, list, dict, set, collections.OrderedDict})
 _EMPTY = object()
 LENGTH_OF = "the length of "
 """What :meth:`Snapshot.numbers` calls the length of a container, ahead of its name."""
@@ -163,7 +164,8 @@ class Snapshot:
         """Every tensor in an attribute of a module or in a container there."""
         for _, _, held in self.modules:
             inner = (i for _, _, c in held.contents if c for i in (c.values() if isinstance(c, dict) else c))
-            yield from (v for v in (*held.values.values(), *inner) if isinstance(v, torch.Tensor))
+            unlike = (v for v in (*held.values.values(), *inner) if type(v) not in _NO_TENSORS)
+            yield from (v for v in unlike if isinstance(v, torch.Tensor))
         yield from (t for _, _, t in self.reached.tensors)
 
     def changes(self) -> list[tuple[str, str]]:
