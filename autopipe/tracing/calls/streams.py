@@ -46,12 +46,14 @@ class Stream:
     """Where the random numbers of one op come from.
 
     ``owner`` is whose draws they are where no module inside the op makes them, ``start`` how many ops it had
-    that draw before, ``counts`` how many calls of :data:`DRAWING` it and the modules inside had made.
+    that draw before, ``counts`` how many calls of :data:`DRAWING` it and the modules inside had made. One
+    that ``is_outside`` draws from Python's or numpy's generator, which nobody seeds.
     """
 
     owner: str
     start: int = 0
     counts: tuple[tuple[str, int], ...] = ()
+    is_outside: bool = False
 
 
 def drawer(paths: Mapping[int, str], outermost: type[nn.Module] | None = None) -> str | None:

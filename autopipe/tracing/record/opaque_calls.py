@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -211,6 +212,7 @@ class OpaqueCalls:
         result = self.performer.perform(call, watched, actual)
         if generators() != before:
             call.is_random, call.depends = True, call.depends | Depends.RANDOM
+            call.stream = dataclasses.replace(call.stream, is_outside=True)
             looking.is_met = True
         for value in flatten(result)[0]:
             if isinstance(value, np.ndarray):
