@@ -8,18 +8,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import threading
 
-from .chains import NEAR, chain
-from .definition.answer import Answer
+from .chains import NEAR, chain, contracted
+from .definition.answer import Answer, OutOfTime
 from .definition.problem import HUGE, Problem
 from .definition.relaxed import working
+from .definition.trifles import trim
+from .lines.sums import least_sum
+from .lines.windows import TooMany
 from .making.cases import Case, rank_orders
+from .proof.memory import least_sum_in_room
 from .proof.step import least_work_ns
 from .ranks.virtual import least_load
 from .stopping import clock_s
 
-__all__ = ["Answered", "Known", "answered", "fullest_work_ns", "ordered"]
+__all__ = ["Answered", "Known", "answered", "fullest_work_ns", "least_sums_ns", "ordered"]
 
 _FEW_ORDERS = 120
 """Up to so many orders of the ranks are all solved."""
@@ -68,6 +73,37 @@ def fullest_work_ns(problem: Problem, lower_ns: int, deadline: float) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         return chain(working(problem), time_limit_s=left_s).lower_ns
     return 0
+
+
+def least_sums_ns(
+    case: Case, problem: Problem, step_s: float, deadline: float
+) -> tuple[tuple[float, float], tuple[int, ...] | None]:
+    """What the largest of the sums that bound a case's steps comes to at least, and a chain near that.
+
+    The second is where a rank has no op of the path (``Line``). No more than such a sum is in the step that
+    is known; 0 where it is not known, or too much to look through in a part of the time.
+    """
+    none = (0.0, 0.0), None
+    if case.line is None:
+        return none
+    whole = contracted(working(problem))
+    trimmed = trim(whole.problem)
+    form = whole.problem if trimmed is None else dataclasses.replace(trimmed.problem, allow_empty=True)
+    until, most_ns, sums = _part(deadline, 3), case.most_step_ns(step_s), case.line.sums()
+    total_ns = least_sum_in_room(problem, [[1.0] * len(sums)], until)
+    bound = min(case.line.most_work(total_ns, most_ns), HUGE - 1)
+    # items are rounded
+    aside = math.ceil(case.aside_s * 1e9) + len(problem.items)
+    with contextlib.suppress(OutOfTime, TooMany, KeyboardInterrupt):
+        found = least_sum(form, sums, math.ceil(bound), aside, until)
+        if found is None:
+            return (most_ns, most_ns), None
+        stage_of = found[2]
+        if trimmed is not None:
+            stage_of = trimmed.expand(stage_of) if trimmed.problem.is_valid(stage_of) else ()
+        least = min(found[0], most_ns), min(found[1], most_ns)
+        return least, whole.expand(stage_of) if stage_of else None
+    return none
 
 
 def ordered(case: Case, problem: Problem, deadline: float, stopped: threading.Event) -> list[Answered]:

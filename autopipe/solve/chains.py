@@ -27,7 +27,7 @@ from .proof.memory import least_in_room, part_with_room
 from .ranks.virtual import several
 from .stopping import GRACE_S, clock_s, interrupts
 
-__all__ = ["NEAR", "chain"]
+__all__ = ["NEAR", "chain", "contracted"]
 
 _CLOSING = 0.4
 """Share of the time kept for placing items one by one where loads depend on each other and items are few."""

@@ -16,7 +16,7 @@ from ..errors import InfeasibleError, PlanError, UndecidedError
 from ..graph import OpGraph
 from ..hardware import Cluster
 from ..plans import Candidate, Plan
-from .answers import Answered, Known, answered, fullest_work_ns, ordered
+from .answers import Answered, Known, answered, ordered
 from .definition.answer import Answer
 from .definition.problem import HUGE, Problem
 from .definition.relaxed import needs_more
@@ -246,11 +246,8 @@ class _Search:
             # of several orders, one that is open says that not all are ruled out; else the case's own stands
             self._fail(min(found, key=lambda a: (a[2].proved, a[0].order != case.order)))
             return None
-        if not self.is_draft and not self.stopped.is_set():
-            fullest_ns = 0
-            if case.line is not None and not self.asked.any_order:  # of several orders, each has other prices
-                fullest_ns = fullest_work_ns(problem, found[0][2].lower_ns, deadline)
-            self.least_s[id(case)] = case.least_step_in_room_s(problem, fullest_ns, deadline)
+        if not self.is_draft and not self.asked.any_order:  # of several orders, each has a bound of its own
+            self.least_s[id(case)] = best.bounds.step_lower_s
         return dataclasses.replace(best, candidates=tuple(table))
 
     def _refuse(self, case: Case, problem: Problem, lack: Shortage, deadline: float) -> None:

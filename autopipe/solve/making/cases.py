@@ -121,21 +121,43 @@ class Case:
         """A rank that has its host to itself is faster than its costs say, by this factor at most."""
         return self.source.costs.alone if self.source.cluster.cores else 1.0
 
-    def least_step_in_room_s(self, problem: Problem, fullest_ns: int, deadline: float) -> float:
-        """The same, with what memory has computed again; the fullest stage works ``fullest_ns`` at least."""
+    def least_step_in_room_s(
+        self,
+        problem: Problem,
+        fullest_ns: int,
+        deadline: float,
+        sums_ns: tuple[float, float] = (0.0, 0.0),
+    ) -> float:
+        """The same, with what memory has computed again.
+
+        The fullest stage works ``fullest_ns`` at least, and the largest of what bounds a step is ``sums_ns``:
+        where every rank has an op of the path (``Line``), and where some do not.
+        """
         line, work = self.line, self.source.work
         if line is None:
             return self.least_step_s
         speed = self.source.cluster.devices[0].speed
+        in_room_ns = least_sum_in_room(problem, line.sums(), deadline)
         least_s = line.least_s(
             least_sum_in_room(problem, [[1.0] * line.n_ranks], deadline) / 1e9,
             work.longer_s / speed,
             fullest_ns / 1e9,
-            work.aside_s / speed,
-            least_sum_in_room(problem, line.sums(), deadline) / 1e9,
+            self.aside_s,
+            tuple(max(ns, in_room_ns) / 1e9 for ns in sums_ns),
         )
         in_room_s = self.source.costs.start_s + least_s * (1 - PRECISE) * self._pace
         return max(self.least_step_s, in_room_s)
+
+    @property
+    def aside_s(self) -> float:
+        """The most that a rank of its line works which has no op of the path."""
+        return self.source.work.aside_s / self.source.cluster.devices[0].speed
+
+    def most_step_ns(self, step_s: float) -> float:
+        """What the largest of the sums that bound a step may be where it is no longer than so."""
+        line = self.line
+        added_s = 0.0 if line is None else line.added(line.n_ranks - 1, self.aside_s)
+        return ((step_s - self.source.costs.start_s) / self._pace * (1 + PRECISE) + added_s) * 1e9
 
     def problem(self) -> Problem:
         """Its integer problem. Raises :class:`InfeasibleError` when the graph has too few pieces."""

@@ -70,12 +70,33 @@ class Line:
             rows.append([1.0] * r + [own] + [after] * (n - r - 1))
         return rows
 
+    def most_work(self, total: float, step: float) -> float:
+        """What no rank works more than where all work ``total`` at least and a step is no longer than so.
+
+        By :meth:`sums`: each is all work, more of the rank's own, and what comes after it once more, which is
+        all but what may be before it. In any unit of time.
+        """
+        before, most = 0.0, 0.0
+        for x, row in enumerate(self.sums()):
+            own, again = row[x] - 1, (row[-1] - 1) * (x + 1 < self.n_ranks)
+            ways = [(step - total) / own] if own > 0 else []
+            ways += [(step - total - again * (total - before)) / (own - again)] if own > again else []
+            here = max(0.0, min(ways, default=math.inf))
+            before, most = before + here, max(most, here)
+        return most
+
     def least_s(
-        self, total_s: float, longer_s: float, fullest_s: float, aside_s: float, in_sums_s: float = 0.0
+        self,
+        total_s: float,
+        longer_s: float,
+        fullest_s: float,
+        aside_s: float,
+        in_sums_s: Sequence[float] = (0.0, 0.0),
     ) -> float:
         """A bound on the step from all ranks' work, all forwards' or backwards' if longer, and the fullest's.
 
-        ``in_sums_s`` is one on the largest of :meth:`sums`, where every rank has an op of the path.
+        ``in_sums_s`` are two on the largest of :meth:`sums`: where every rank has an op of the path, and
+        where some do not, which is over the step by what :meth:`added` says at most.
 
         1F1B of more microbatches than ranks: on the fullest rank, before which there is at most r · w, the
         sum is (m − ranks − 1) · w + 2 T at least. Of no more: with D the step less T, the last j ranks hold
@@ -94,7 +115,19 @@ class Line:
             own_s = max(of_path_s / n, fullest_s if n == n_ranks or fullest_s > aside_s else 0.0)
             return of_path_s + (m - 1) * own_s + self.in_turn * (of_path_s - n_ranks * own_s)
 
-        return max(0.0, min([max(least(n_ranks), in_sums_s), *map(least, range(1, n_ranks))]))
+        everywhere, aside = in_sums_s
+        some = (max(least(n), aside - self.added(n_ranks - n, aside_s)) for n in range(1, n_ranks))
+        return max(0.0, min([max(least(n_ranks), everywhere), *some]))
+
+    def added(self, n_aside: int, aside_s: float) -> float:
+        """The most by which a sum is over the step where so many ranks have no op of the path.
+
+        Each of them works so long at most: once it counts as its own, else as what comes before or after.
+        """
+        rows = self.sums()
+        own = max(row[x] for x, row in enumerate(rows))
+        beside = max((row[-1] for row in rows[:-1]), default=0.0)
+        return aside_s * (own + (n_aside - 1) * beside)
 
 
 def least_step_s(

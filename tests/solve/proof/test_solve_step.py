@@ -12,7 +12,7 @@ from autopipe.graph import Op, OpGraph, ParameterSpec, TensorSpec
 from autopipe.hardware import Cluster, Device, Link
 from autopipe.simulator import simulate
 from autopipe.solve import chain, solve
-from autopipe.solve.answers import fullest_work_ns
+from autopipe.solve.answers import fullest_work_ns, least_sums_ns
 from autopipe.solve.definition.answer import Answer
 from autopipe.solve.definition.problem import HUGE
 from autopipe.solve.definition.relaxed import working
@@ -98,6 +98,11 @@ def check(case: Case) -> None:
     until = clock_s() + 60.0
     for fullest_ns in (fullest_work_ns(problem, answer.lower_ns, until), chain(working(problem)).lower_ns):
         assert case.least_step_in_room_s(problem, fullest_ns, until) <= min(steps, default=HUGE)
+    for over in (1.0, 1.01, 1.3, 3.0):
+        known_s = over * min(steps, default=0.0)
+        sums_ns, near = least_sums_ns(case, problem, known_s, until)
+        assert case.least_step_in_room_s(problem, 0, until, sums_ns) <= min(steps, default=HUGE) * (1 + 1e-5)
+        assert near is None or problem.is_valid(near)
 
 
 @pytest.mark.parametrize("n_microbatches", [4, 8, 20])
@@ -143,6 +148,20 @@ def test_ops_that_cannot_be_shared_out_evenly_are_in_the_bound_however_slow_link
     fullest_s, total_s = 3e-3 * -(-n_ops // 4), 3e-3 * n_ops
     least_s = (32 - 4 - 1) * fullest_s + 2 * total_s
     assert 0.999 * least_s <= plan.bounds.step_lower_s <= plan.step_s
+
+
+@pytest.mark.parametrize("n_ops", [9, 13, 22])
+def test_ops_are_whole_in_every_sum_that_bounds_a_step(n_ops):
+    """Later ranks wait longer, so they are to hold less: of ops that are few, less than any shares allow."""
+    works = [5, 2, 4, 3, 7, 1, 6, 3]
+    names = ["x", *(f"op{v}" for v in range(n_ops)), "output"]
+    ops = [Op(name, "module", name, name, outputs=HIDDEN) for name in names[1:-1]]
+    ends = Op("x", "input", "x", outputs=HIDDEN), Op("output", "output", "output")
+    graph_ = OpGraph("Whole", (ends[0], *ops, ends[1]), tuple(itertools.pairwise(names)))
+    table = CostTable({f"op{v}": OpCost(works[v % 8] * 1e-3, works[v % 8] * 2e-3) for v in range(n_ops)})
+    fast = Link(0.0, 1e15)
+    plan = solve(graph_, table, Cluster((Device(),) * 4, local=fast), n_stages=4, n_microbatches=16)
+    assert 0.995 * plan.step_s <= plan.bounds.step_lower_s <= plan.step_s
 
 
 def test_what_memory_has_computed_again_is_in_the_bound():
