@@ -1,5 +1,6 @@
 """What mixes rows at a model's end runs once on the whole batch: the same numbers as the plain model."""
 
+import collections
 import copy
 import pathlib
 
@@ -12,6 +13,7 @@ from tail_models import MODELS, Balanced, Early, Mined, Similar, TwoTowers, feat
 from torch import nn
 
 import autopipe
+from autopipe.tracing.rows import tail
 
 SCRIPT = pathlib.Path(__file__).with_name("runtime_ranks.py")
 
@@ -297,3 +299,18 @@ def test_tasks_of_which_rows_have_no_label_are_those_of_the_batch_or_refused(see
             found = runtime.step(*args, n_microbatches=1).loss
         assert abs(found.item() - loss.item()) < EXACT
         assert worst(runtime.named_parameters(), twin) < EXACT
+
+
+def test_what_follows_is_found_with_one_look_at_each_value(monkeypatch):
+    looks = collections.Counter()
+    is_mixed = tail._View._is_mixed
+    views = []  # so that none has the id of another
+
+    def looking(self, call):
+        views.append(self)
+        looks[id(self), call.name] += 1
+        return is_mixed(self, call)
+
+    monkeypatch.setattr(tail._View, "_is_mixed", looking)
+    assert split(TwoTowers, 2)[2].graph.ops.tail
+    assert {*looks.values()} == {1}

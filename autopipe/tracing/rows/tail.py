@@ -248,6 +248,7 @@ class _View:
         self.made_of_rows = made_of_rows(form, {name for name, _ in dim.where})
         self.is_noisy = any(c.is_random for c in self.calls)
         self.twice: dict[int, list[Tensor]] = {}
+        self._mixing: dict[int, bool] = {}
 
     def see_twice(self, given: Mapping[str, Tensor], device: torch.device) -> None:
         """Look at the values for twice as many rows: some hang on their number alone."""
@@ -290,6 +291,11 @@ class _View:
 
     def _mixes(self, call: Call) -> bool:
         """Whether a call's value is not that of one row each, for whole numbers aside: places of rows."""
+        if id(call) not in self._mixing:
+            self._mixing[id(call)] = self._is_mixed(call)
+        return self._mixing[id(call)]
+
+    def _is_mixed(self, call: Call) -> bool:
         counts = {len(seen.get(id(call), ())) for seen in self.seen.values()}
         if len(counts) > 1:
             return True
