@@ -6,22 +6,25 @@ that is asked for, neither changes what all rows come to. Running them is left t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ...graph import Dim
 from ...torch_private import Unread, unread
 from ...units import Size
 from ..calls.call import Call, Depends, Recording, map_calls
-from ..calls.functions import plain_name, tensors
+from ..calls.functions import classify, plain_name, tensors
+from ..calls.kinds import kind_of
 from ..calls.labels import label_options
 from ..calls.perform import run_call
 from ..code.leaves import eager
-from ..inputs.structure import mapped
+from ..inputs.structure import flatten, mapped, unflatten
 from ..sizes.dims import axis_of
 from ..sizes.other_masks import LEFT_OUT
 from ..state.state import generators
@@ -40,6 +43,9 @@ __all__ = [
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _COMPARING = {"eq": 0, "ge": 0, "gt": 1, "le": 0, "lt": -1, "ne": 0}
 """Functions that compare, with how far above the other number one is that tells."""
+_NOWHERE = contextlib.nullcontext()
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+_OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
 _MOST_ASKED = 4
 """So many numbers are looked at that code compares whole ones with."""
 
@@ -232,6 +238,7 @@ class _Parts:
         self._written = frozenset[int]().union(*(c.writes for c in form.calls))
         self._values: dict[int, Any] = {}
         self._held: dict[int, bool] = {}
+        self._known: dict[Any, list[Any]] = {}
 
     def are_without(self, call: Call) -> bool:
         """Whether a call that holds rows gives such a tensor without rows, or no tensor."""
@@ -254,7 +261,7 @@ class _Parts:
             return True
         try:
             with eager():
-                self._values[id(call)] = found = self._run(call, made)
+                self._values[id(call)] = found = self._of_alike(call, made)
         except Exception:  # whatever it is: then nothing is proven
             return True
         self._held[id(call)] = any(isinstance(t, Unread) for t in tensors(found))
@@ -270,16 +277,83 @@ class _Parts:
                 self._values[id(call)] = self._run(call, made) if is_tensor else call.value
         return self._values[id(call)]
 
-    def _run(self, call: Call, made: Collection[int]) -> Any:
+    def _of_alike(self, call: Call, made: Collection[int]) -> Any:
+        """What a call gives; of a layer, what one like it gave: no content, what it is given, plain values.
+
+        Not where that one read what tensors hold, as its weights.
+        """
+        if call.op != "call_module":
+            return self._run(call, made)
+        leaves, spec = flatten(self._given_to(call, made))
+        key = _kind(self._model, call), spec, *map(_outline, leaves)
+        like, made_spec = flatten(call.value)
+        known = self._known.get(key, ())
+        if known and len(known) == len(like):
+            pairs = zip(known, like, strict=True)
+            return unflatten(made_spec, [give(leaves, self._unread(of)) for give, of in pairs])
+        reads = _Reads()
+        value = self._run(call, made, reads)
+        given = {id(v): i for i, v in enumerate(leaves) if isinstance(v, Tensor)}
+        gives = [_given_by(v, given) for v in flatten(value)[0]]
+        if not reads.any and all(gives):
+            self._known[key] = gives
+        return value
+
+    def _given_to(self, call: Call, made: Collection[int]) -> tuple[Any, Any]:
         args, kwargs = (map_calls(x, lambda c: self._value(c, made)) for x in (call.args, call.kwargs))
-        drawn = generators(self._device)
-        found = run_call(self._model, self._form.constants, call, args, kwargs, self._given, self._device)
+        return args, kwargs
+
+    def _run(
+        self, call: Call, made: Collection[int], within: contextlib.AbstractContextManager[Any] = _NOWHERE
+    ) -> Any:
+        args, kwargs = self._given_to(call, made)
+        drawn, told = generators(self._device), (self._given, self._device)
+        with within:
+            found = run_call(self._model, self._form.constants, call, args, kwargs, *told)
         if call.mutated or call.storages & self._written or generators(self._device) != drawn:
             raise ValueError(f"{call.name} is other at other times")
         return found
 
     def _unread(self, leaf: Any) -> Any:
         return unread(leaf, self._device) if isinstance(leaf, Tensor) else leaf
+
+
+class _Reads(TorchFunctionMode):
+    """Notes whether ``any`` function within it tells code what a tensor holds."""
+
+    any = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.any = self.any or classify(func)[0] in ("read", "data shaped")
+        return func(*args, **(kwargs or {}))
+
+
+def _given_by(value: Any, given: Mapping[int, int]) -> Callable[[Sequence[Any], Any], Any] | None:
+    """What gives a value like this of what a layer is given and a tensor without content; or None."""
+    if isinstance(value, Unread):
+        return lambda leaves, of: of
+    if isinstance(value, Tensor):
+        place = given.get(id(value))
+        return None if place is None else lambda leaves, of: leaves[place]
+    return (lambda leaves, of: value) if type(value) in _PLAIN else None
+
+
+def _outline(value: Any) -> Any:
+    """A value without content; whether that is not to be read."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.requires_grad, isinstance(value, Unread)
+    return value if type(value) in _PLAIN else id(value)
+
+
+def _kind(model: nn.Module, call: Call) -> Any:
+    """What a layer is, with the code and all else that its modules hold beside weights and plain values."""
+    held = [
+        (name, getattr(value, "__code__", id(value)))
+        for module in model.get_submodule(call.target).modules()
+        for name, value in vars(module).items()
+        if name not in _OWN_ATTRIBUTES and not isinstance(value, (bool, int, float, str, Tensor))
+    ]
+    return kind_of(model, call.target), call.path == call.target, *held
 
 
 def made_of_rows(
