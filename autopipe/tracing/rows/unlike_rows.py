@@ -104,7 +104,7 @@ def fault_among_unlike(
 
         start()
         piece = {**batch, **{name: batch[name].narrow(axis, begin, end - begin) for name, axis in dim.where}}
-        result = replay(model, form, piece, device, alike.sharing() if alike else None, look).result
+        result = replay(model, form, piece, device, alike.sharing() if alike else None, look=look).result
         return kept, [v for c, v in zip(form.calls[-1].args[0], result, strict=True) if isinstance(c, Call)]
 
     leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
