@@ -1,5 +1,7 @@
 """Losses that count labels, weigh them or sum up means are those of the batch."""
 
+import copy
+
 import pytest
 import torch
 from rows_models import Tokens, captured_mixing, labels
@@ -9,12 +11,12 @@ from torch.nn import functional as F
 import autopipe
 from autopipe.errors import InputError
 from autopipe.tracing import capture
+from autopipe.tracing.rows import analysis, row_questions
 from autopipe.tracing.rows import mixing as rows
-from autopipe.tracing.rows import row_questions
 from autopipe.tracing.rows.results import Results
 from autopipe.tracing.rows.varied_data import unlike
 from autopipe.tracing.sizes.rerun import replay
-from autopipe.tracing.sizes.variation import Mixing
+from autopipe.tracing.sizes.variation import Mixing, Tail
 
 
 class Reducing(nn.Module):
@@ -370,3 +372,64 @@ def test_what_batches_lack_and_the_example_does_not_is_left_out_of_the_whole_bat
 def test_what_each_row_lacks_is_no_mixing():
     model = Lacking(lambda y, told: (y - told.nan_to_num()).square().nanmean(1).mean(), False).double()
     assert not captured_mixing(model, torch.randn(6, 4).double(), torch.randn(6, 3).double()).always
+
+
+class Masking(nn.Module):
+    """A masked language model that draws itself which words count, in a way of its own."""
+
+    def __init__(self, hide, *, takes_derivatives=False):
+        super().__init__()
+        self.table, self.body, self.head = nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 9)
+        self.hide, self.takes_derivatives = hide, takes_derivatives
+
+    def forward(self, ids):
+        seen, labels = self.hide(ids, torch.rand(ids.shape) < 0.4)
+        h = self.body(self.table(seen)).tanh()
+        if self.takes_derivatives:
+            h = h + torch.autograd.grad(h.square().sum(), h, create_graph=True)[0]
+        z = self.head(h)
+        return {"loss": F.cross_entropy(z.flatten(0, 1), labels.flatten()), "z": z, "labels": labels}
+
+
+def hide_in_place(ids, hidden):
+    labels = ids.clone()
+    labels[~hidden] = -100
+    return ids.masked_fill(hidden, 0), labels
+
+
+HIDING = {
+    "in place": hide_in_place,
+    "where": lambda ids, hidden: (torch.where(hidden, 0, ids), torch.where(hidden, ids, -100)),
+    "masked_fill": lambda ids, hidden: (ids.masked_fill(hidden, 0), ids.masked_fill(~hidden, -100)),
+}
+
+
+@pytest.mark.parametrize("takes_derivatives", [False, True])
+@pytest.mark.parametrize("hiding", HIDING)
+@pytest.mark.parametrize("n_stages", [1, 2])
+def test_labels_that_a_forward_draws_are_averaged_over_as_they_were_drawn(
+    n_stages, hiding, takes_derivatives, caplog
+):
+    torch.manual_seed(0)
+    model = Masking(HIDING[hiding], takes_derivatives=takes_derivatives).double()
+    twin, ids = copy.deepcopy(model), torch.randint(1, 9, (8, 6))
+    pipe = autopipe.split(model, n_stages, (ids,), costs="estimated", n_microbatches=4)
+    done = pipe.runtime().step(ids, return_outputs=True)
+    labels = done.outputs["labels"]
+    assert len({int((part != -100).sum()) for part in labels.chunk(4)}) > 1
+    twin.hide = lambda ids, hidden: (torch.where(labels == -100, ids, 0), labels)
+    loss = twin(ids)["loss"]
+    loss.backward()
+    assert float(done.loss) == pytest.approx(loss.item(), abs=1e-12)
+    assert float(done.outputs["loss"]) == pytest.approx(loss.item(), abs=1e-12)
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
+    assert "cannot be weighed" not in caplog.text
+
+
+def test_labels_that_are_drawn_where_nothing_may_run_on_the_whole_batch_are_told_of(caplog, monkeypatch):
+    monkeypatch.setattr(analysis, "find_tail", lambda *_, **__: Tail(obstacle="nothing may"))
+    model, ids = Masking(HIDING["where"]).double(), torch.randint(1, 9, (8, 6))
+    pipe = autopipe.split(model, 2, (ids,), costs="estimated", n_microbatches=4)
+    pipe.runtime(mixed_rows="allow").step(ids)
+    assert "drawn inside the model" in caplog.text

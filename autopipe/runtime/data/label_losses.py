@@ -95,6 +95,7 @@ def find_losses(capture: Capture, form: Form) -> tuple[Losses, str]:
     results = output.all_input_nodes
     formulas = form.variation.behind_labels
     sizes = {n: formulas[n.name] for n in graph.nodes if n.name in formulas}
+    drawing = {op.name for op in capture.ops.compute if op.is_random}
     for node in _ancestors(output):
         options = label_options(capture.model, node)
         if options is None:
@@ -108,6 +109,8 @@ def find_losses(capture: Capture, form: Form) -> tuple[Losses, str]:
             why = "the weights of its classes are the model's, which another rank may have"
         elif not all(told.values()):
             why = "they are made inside the model"
+        elif any(x.name in drawing for nodes in behind.values() for x in nodes):
+            why = "they are drawn inside the model"
         if options["reduction"] != "mean" and capture.variation.mixing.is_asked:
             return None, ""
         if options["reduction"] != "mean" and not (options["reduction"] == "sum" and node in results):

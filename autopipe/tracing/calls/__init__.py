@@ -5,6 +5,6 @@
 - Running it: ``perform``, ``places`` (where values lie that calls take as they run again); code for it:
   ``named``; words for it: ``describe``.
 - Knowledge about torch: ``functions`` (what each does), ``streams`` (which draw random numbers), ``labels``
-  (losses that average over labels).
+  (losses that average over labels), ``derivatives`` (what those that a forward takes hang on).
 - What is alike: ``kinds`` (modules), ``likeness`` (recordings), ``sharing`` (leaves that run once for all).
 """

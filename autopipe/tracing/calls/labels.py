@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .call import Call
+from .call import Call, Depends
 
 __all__ = [
     "DEFAULTS",
@@ -65,25 +65,27 @@ def can_be_counted(model: nn.Module, options: Mapping[str, Any]) -> bool:
 
 
 def counted_apart(model: nn.Module, calls: Iterable[Call], shapes: Mapping[int, Any]) -> tuple[str, ...]:
-    """Names of the means over labels that a loss has of several kinds; none where it has them of one.
+    """Names of the means over labels of which a batch does not tell what share of them a microbatch has.
 
-    Such are words and rows, as in a masked-token and a next-sentence loss: labels of other ``shapes``, by
-    call, that are made of other inputs. What share of them a microbatch has is then seldom the same.
+    Labels that a forward draws, as where it masks words by chance; and those of several kinds, words and
+    rows, as in a masked-token and a next-sentence loss: of other ``shapes``, by call, that are made of other
+    inputs.
     """
     kinds: dict[Any, set[Call]] = {}
-    names = []
+    names, are_drawn = [], False
     for call in calls:
         options = label_options(model, call)
         target = options and options["target"]
         if options is None or options["reduction"] != "mean" or not isinstance(target, Call):
             continue
         names.append(call.name)
+        are_drawn |= bool(target.depends & Depends.RANDOM)
         kinds.setdefault(shapes.get(id(target)), set()).update(
             c for c in _behind(target) if c.op == "placeholder"
         )
     given = [inputs for inputs in kinds.values() if inputs]
     is_apart = any(a.isdisjoint(b) for a, b in itertools.combinations(given, 2))
-    return tuple(names) if is_apart else ()
+    return tuple(names) if is_apart or are_drawn else ()
 
 
 def weight_of_labels(target: Any, ignore_index: int, weight: Tensor | None, **_: Any) -> float | Tensor:

@@ -15,7 +15,8 @@ from torch import nn
 
 from ...graph import Dim, Op, OpGraph, ParameterSpec, TensorSpec
 from ...units import Size
-from ..calls.call import Call, Depends, Recording, calls_in
+from ..calls.call import Call, Depends, Recording
+from ..calls.derivatives import derived
 from ..calls.functions import storages, tensors
 from ..calls.kinds import Kind, describe, dtype_name
 from ..calls.lifting import Closure
@@ -214,7 +215,7 @@ def _constraints(
         # a hook on a tensor's gradient sees all of it where the tensor is made
         groups += [{c.name, *_made(c)} for c in calls if c.accessor and c.has_effect]
         groups += _aliases(recording, order)
-        groups += [_derived(c) for c in calls if c.target is torch.autograd.grad]
+        groups += [derived(c) for c in calls if c.target is torch.autograd.grad]
         groups += [{c.name, *(g.name for g in c.inputs if isinstance(g.target, Closure))} for c in calls]
         for path in sorted({c.path for c in calls if c.keeps}):
             of_leaf = [c.name for c in calls if c.path == path and _is_leaf(c)]
@@ -264,27 +265,6 @@ def _overlapping(model: nn.Module) -> list[set[str]]:
             reached, is_trained = max(reached, end), is_trained or trained
         out += [names] if is_trained else []
     return [names for names in out if len(names) > 1]
-
-
-def _derived(derivative: Call) -> set[str]:
-    """A derivative and all between what is derived and what it is derived by: one stage must hold them."""
-    by = list(calls_in(derivative.args[1]))
-    parameters = {c.target for c in by if c.op == "get_attr"}
-    reached: dict[int, bool] = {id(c): True for c in by}
-    inside = {derivative.name, *(c.name for c in by if c.op not in ("get_attr", "placeholder"))}
-    waiting = list(calls_in(derivative.args[0]))
-    while waiting:
-        call = waiting[-1]
-        unknown = [c for c in call.inputs if id(c) not in reached]
-        if unknown and id(call) not in reached:
-            waiting += unknown
-            continue
-        waiting.pop()
-        if id(call) not in reached:
-            holds = call.op == "call_module" and any(p.startswith(f"{call.target}.") for p in parameters)
-            reached[id(call)] = holds or any(reached[id(c)] for c in call.inputs)
-            inside |= {call.name} if reached[id(call)] else set()
-    return inside
 
 
 def _aliases(recording: Recording, order: set[tuple[str, str]]) -> list[set[str]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -36,7 +37,9 @@ Chosen = Callable[[Mapping[str, torch.Tensor]], int | None]
 
 _DENSE = torch.strided, torch.jagged
 _OF_INPUTS = Depends.INPUT | Depends.SHAPE
-_COUNTED_APART = "its loss averages over labels of several kinds, of which microbatches have other shares"
+_COUNTED_APART = (
+    "its loss averages over labels drawn in it, or of several kinds: microbatches have other shares"
+)
 
 
 def with_rows_of_the_example(
@@ -72,7 +75,8 @@ def with_rows_of_the_example(
             return Tail(obstacle="gradients ahead of what follows hang on all rows")
         return tail
 
-    counted = counted_apart(session.model, forms[False].calls, variation.shapes)
+    apart_in = (counted_apart(session.model, form.calls, variation.shapes) for form in forms.values())
+    counted = [*dict.fromkeys(itertools.chain(*apart_in))]
     tail, is_refused = tail_from(counted), found.points
     if counted and tail.ops and not found.always:
         found = dataclasses.replace(found, always=_COUNTED_APART)

@@ -24,6 +24,7 @@ from torch import Tensor, fx, nn
 from ...graph import Dim, OpGraph, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording, map_calls
+from ..calls.derivatives import derived
 from ..calls.functions import tensors
 from ..calls.perform import run_call
 from ..code.own_code import OwnCode
@@ -273,8 +274,10 @@ class _View:
                 touched |= call.storages | call.reads
                 written |= call.writes
         found |= {id(c) for c in self._set_for(found)}
-        # what the tail writes to is made there
-        return {c.name for c in self.calls if id(c) in found or c.storages & written}
+        # what the tail writes to is made there, and what it derives something by
+        made = {c.name for c in self.calls if id(c) in found or c.storages & written}
+        derivatives = (c for c in self.calls if c.target is torch.autograd.grad and c.name in made)
+        return made.union(*map(derived, derivatives))
 
     def _set_for(self, found: Collection[int]) -> Iterator[Call]:
         """Calls that set what any found by id goes by unseen: of its leaf, or in a tensor of its own."""
