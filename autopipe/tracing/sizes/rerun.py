@@ -96,6 +96,10 @@ class _Program:
         self.steps = [*zip(itertools.count(), self.calls, takes, unset, dropped, strict=False)]
         self.values = [*[None] * len(self.calls), *places.constants]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Nothing: copies of a recording, and those from a file, make one of their own calls."""
+        return type(None), ()
+
     def is_of(self, recording: Recording) -> bool:
         """Whether the recording is as it was: calls are taken out, and take other arguments."""
         calls, all_calls, guards, all_guards = self.made_of
