@@ -7,6 +7,7 @@ here holds for every assignment of ops to stages.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -124,10 +125,16 @@ class Line:
 
         Each of them works so long at most: once it counts as its own, else as what comes before or after.
         """
-        rows = self.sums()
-        own = max(row[x] for x, row in enumerate(rows))
-        beside = max((row[-1] for row in rows[:-1]), default=0.0)
+        own, beside = _weighed(self)
         return aside_s * (own + (n_aside - 1) * beside)
+
+
+@functools.lru_cache(maxsize=1 << 6)
+def _weighed(line: Line) -> tuple[float, float]:
+    """The most that a rank's work is weighed by in :meth:`Line.sums`: in its own, and in another rank's."""
+    rows = line.sums()
+    own = max(row[x] for x, row in enumerate(rows))
+    return own, max((row[-1] for row in rows[:-1]), default=0.0)
 
 
 def least_step_s(
