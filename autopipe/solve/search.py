@@ -119,12 +119,13 @@ def usual_time_s(graph: OpGraph, cluster: Cluster) -> float:
 
 
 def _listed(ranked: Sequence[Candidate], best: Plan) -> tuple[Candidate, ...]:
-    """Every candidate like the plan in schedule and stages, and the best of each other kind."""
+    """The best candidate of each label like the plan in schedule and stages, and of each other kind."""
     kept: list[Candidate] = []
-    seen = set()
+    seen = set[Any]()
     for c in ranked:
-        kind = c.schedule, c.n_stages
-        if kind == (best.schedule, best.n_stages) or kind not in seen:
+        kind: Any = c.schedule, c.n_stages
+        kind = c.label if kind == (best.schedule, best.n_stages) else kind
+        if kind not in seen:
             kept.append(c)
         seen.add(kind)
     return tuple(kept)
