@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
 from ...torch_private import sequence_number
+from ...tracing.code.attributes import put_back
 from ...tracing.state.loads import attributes_stored
 
 __all__ = ["leaves_of", "made_before", "newest", "reads_noted"]
@@ -70,18 +71,11 @@ def reads_noted(model: nn.Module, left: Iterable[str], away: Set[int]) -> Iterat
         if name in watched.get(id(module), ()):
             found.append(f"{paths[id(module)]}.{name}".lstrip("."))
 
-    classes = {type(m) for m in modules.values() if watched.get(id(m))}
-    before = {cls: vars(cls).get("__getattribute__") for cls in classes}
-    for each in classes:
-        each.__getattribute__ = _noting(each.__getattribute__, note)
-    try:
+    classes: set[Any] = {type(m) for m in modules.values() if watched.get(id(m))}
+    with put_back((cls, "__getattribute__") for cls in classes):
+        for each in classes:
+            each.__getattribute__ = _noting(each.__getattribute__, note)
         yield found
-    finally:
-        for cls, own in before.items():
-            if own is None:
-                del cls.__getattribute__
-            else:
-                cls.__getattribute__ = own
 
 
 def _noting(read: Any, note: Callable[[Any, str], None]) -> Any:

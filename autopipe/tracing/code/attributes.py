@@ -23,7 +23,7 @@ from ..state.global_names import codes_in, names_in
 from .leaf_state import codes_of, read_by
 from .leaves import is_compiled
 
-__all__ = ["NOTHING", "Names", "Note", "inherited", "names_of_open", "noted", "spells_mode"]
+__all__ = ["NOTHING", "Names", "Note", "inherited", "names_of_open", "noted", "put_back", "spells_mode"]
 
 Note = Callable[[nn.Module, str, Callable[[], Any]], None]
 """(module, name of its attribute, how to ask for it again) → None."""
@@ -63,8 +63,8 @@ def noted(
             asked.setdefault(type(module), set()).update(names.intersection(vars(module)))
     mode = functools.partial(getattr, model, "training")
     pairs = [(cls, name) for cls, found in asked.items() for name in found - {"training"}]
-    places: list[tuple[type, str, Any, _Attribute]] = [
-        (cls, name, vars(cls).get(name, NOTHING), _Attribute(name, held, mode, note))
+    places: list[tuple[type, str, _Attribute]] = [
+        (cls, name, _Attribute(name, held, mode, note))
         for cls, name in pairs
         if not hasattr(type(held := inherited(cls, name)), "__get__")
     ]
@@ -73,33 +73,33 @@ def noted(
         if hasattr(type(held), "__get__") or issubclass(cls, torch.jit.ScriptModule):
             on_mode()  # its own way to have a mode is not seen into
         else:
-            places.append(
-                (
-                    cls,
-                    "training",
-                    vars(cls).get("training", NOTHING),
-                    _Mode(held, mode, note, on_mode, on_set),
-                )
-            )
+            places.append((cls, "training", _Mode(held, mode, note, on_mode, on_set)))
     watched = [(cls, "__getattr__", _asking) for cls in asked]
     if "__dict__" in names:
         # a compiler that follows attributes would follow such a method without end
         compiled = {type(m) for _, outer in modules if is_compiled(outer) for m in outer.modules()}
         seen = (cls for cls in asked if not any(issubclass(each, cls) for each in compiled))
         watched += [(cls, "__getattribute__", _showing) for cls in seen]
-    sought = [(cls, name, vars(cls).get(name, NOTHING)) for cls, name, _ in watched]
-    try:
-        for cls, name, _, attribute in places:
+    with put_back((cls, name) for cls, name, _ in (*places, *watched)):
+        for cls, name, attribute in places:
             setattr(cls, name, attribute)
         for cls, name, watching in watched:
             setattr(cls, name, watching(getattr(cls, name), note))
         yield
+
+
+@contextlib.contextmanager
+def put_back(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
+    """Leaves what classes hold by some names themselves, or that they hold none, as it was."""
+    owns = [(cls, name, vars(cls).get(name, NOTHING)) for cls, name in places]
+    try:
+        yield
     finally:
-        for cls, name, own in (*((c, n, held) for c, n, held, _ in places), *sought):
-            if own is NOTHING:
-                delattr(cls, name)
-            else:
+        for cls, name, own in owns:
+            if own is not NOTHING:
                 setattr(cls, name, own)
+            elif name in vars(cls):
+                delattr(cls, name)
 
 
 def names_of_open(classes: frozenset[type]) -> frozenset[str]:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from . import leaf_state
+from .attributes import put_back
 from .opaque import Recorded
 from .position import Position
 from .restart import TellMethod
@@ -74,17 +75,10 @@ def _setting(
         return __setattr__
 
     kinds: list[Any] = [*dict.fromkeys(map(type, modules.values()))]
-    classes = {cls: vars(cls).get("__setattr__") for cls in kinds}
-    try:
-        for cls in classes:
+    with put_back((cls, "__setattr__") for cls in kinds):
+        for cls in kinds:
             cls.__setattr__ = telling(cls.__setattr__)
         yield
-    finally:
-        for cls, own in classes.items():
-            if own is None:
-                del cls.__setattr__
-            else:
-                cls.__setattr__ = own
 
 
 def _methods(module: nn.Module) -> list[str]:

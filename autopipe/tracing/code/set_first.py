@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from .attributes import NOTHING, inherited
+from .attributes import NOTHING, inherited, put_back
 from .leaf_state import codes_of
 
 __all__ = ["Place", "reads_before_sets"]
@@ -34,17 +34,10 @@ def reads_before_sets(model: nn.Module, places: Collection[Place]) -> Iterator[s
             read.add((path, name))
         else:
             on_classes.setdefault((cls, name), {})[id(module)] = (path, name)
-    owns = {key: vars(key[0]).get(key[1], NOTHING) for key in on_classes}
-    try:
+    with put_back(on_classes):
         for (cls, name), by_module in on_classes.items():
             setattr(cls, name, _Watched(name, inherited(cls, name), by_module, read))
         yield read
-    finally:
-        for (cls, name), own in owns.items():
-            if own is NOTHING:
-                delattr(cls, name)
-            else:
-                setattr(cls, name, own)
 
 
 def _may_go_aside(cls: type) -> bool:
