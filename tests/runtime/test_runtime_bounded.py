@@ -53,6 +53,21 @@ def of_a_layer(model):
 BOUNDS = [clamped, clamped_data, set_to_clamped, copied, of_a_layer]
 
 
+def trained_alike(model, plain, runtime, n_steps=3, *, n_inputs=2, maximize=False):
+    """Whether steps in microbatches leave all parameters as the plain loop does."""
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.5, maximize=maximize) for m in (runtime, plain))
+    for _ in range(n_steps):
+        given = [torch.randn(6, 4).double() for _ in range(n_inputs)]
+        found, wanted = runtime.step(*given, n_microbatches=3), plain(*given)
+        wanted.backward()
+        assert abs(found.loss - wanted) < EXACT
+        assert worst(grads(runtime.named_parameters()), grads(plain.named_parameters())) < EXACT
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=EXACT)
+
+
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_a_parameter_held_within_bounds_trains_as_in_one_process(bound):
     torch.manual_seed(0)
@@ -61,17 +76,7 @@ def test_a_parameter_held_within_bounds_trains_as_in_one_process(bound):
     plain = copy.deepcopy(model)
     runtime = autopipe.split(model, 2, (torch.randn(2, 4).double(),), costs="estimated").runtime()
     torch.testing.assert_close(model.state_dict(), began, rtol=0, atol=0)
-    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.5, maximize=True) for m in (runtime, plain))
-    for _ in range(3):
-        x = torch.randn(6, 4).double()
-        found, wanted = runtime.step(x, n_microbatches=3), plain(x)
-        wanted.backward()
-        assert abs(found.loss - wanted) < EXACT
-        assert worst(grads(runtime.named_parameters()), grads(plain.named_parameters())) < EXACT
-        for optimizer in (ours, theirs):
-            optimizer.step()
-            optimizer.zero_grad()
-    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=EXACT)
+    trained_alike(model, plain, runtime, n_inputs=1, maximize=True)
 
 
 @torch.no_grad()
@@ -153,21 +158,6 @@ def copied_there(q, k):
 
 
 MOVES = [set_anew, in_place, in_data, by_operators, copied_there]
-
-
-def trained_alike(model, plain, runtime, n_steps=3):
-    """Whether steps in microbatches leave all parameters as the plain loop does."""
-    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.5) for m in (runtime, plain))
-    for _ in range(n_steps):
-        x, y = torch.randn(6, 4).double(), torch.randn(6, 4).double()
-        found, wanted = runtime.step(x, y, n_microbatches=3), plain(x, y)
-        wanted.backward()
-        assert abs(found.loss - wanted) < EXACT
-        assert worst(grads(runtime.named_parameters()), grads(plain.named_parameters())) < EXACT
-        for optimizer in (ours, theirs):
-            optimizer.step()
-            optimizer.zero_grad()
-    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize("move", MOVES)
