@@ -212,7 +212,9 @@ class _Refining:
         assert self.costs is not None
         graph, is_trained = capture.ops, self.best.plan.schedule != "forward-only"
         # a tail's costs are of another batch
-        fixed = (op for op in graph.compute if op.name not in graph.tail and self._is_fixed(capture, op))
+        outside = capture.drawing_outside
+        ahead = (op for op in graph.compute if op.name not in graph.tail)
+        fixed = (op for op in ahead if op.name in outside or self._is_fixed(capture, op))
         costs = (self.costs[op.name] for op in fixed)
         longest_s = max((c.seconds if is_trained else c.forward_s for c in costs), default=0.0)
         return longest_s / max(d.speed for d in self.best.plan.cluster.devices) >= self._enough_s
@@ -253,7 +255,8 @@ def _open_heaviest(
 
     So are parts that are most of it and would be next: each time the model is recorded anew. Not where blocks
     run again to fit memory: which of them do is harder to find the more there are. A leaf that fixes sizes
-    when opened stays whole, unless there is no plan and nothing else to open.
+    when opened stays whole, unless there is no plan and nothing else to open. So does one that draws from
+    Python's or numpy's generator: its parts would have streams of their own, and numbers depend on the cut.
     """
     names, much_s = {op.name for op in capture.ops.compute}, math.inf
     if plan is not None:
@@ -262,7 +265,8 @@ def _open_heaviest(
         names = {op for stage in plan.stages if stage.rank == fullest for op in stage.ops}
         is_short = any(stage.recompute or stage.recomputed for stage in plan.stages)
         much_s = math.inf if is_short else AGAIN * sum(loads) / len(loads)
-    modules = [op for op in capture.ops.compute if op.kind == "module"]
+    outside = capture.drawing_outside
+    modules = [op for op in capture.ops.compute if op.kind == "module" and op.name not in outside]
     made = {op.module_path: capture.model.get_submodule(op.module_path) for op in modules}
     likeness = {path: _likeness(module) for path, module in made.items()}
     narrowed = None

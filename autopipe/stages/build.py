@@ -327,7 +327,7 @@ def _form(part: Part, title: str) -> StageForm:
     for x, graph in enumerate(part.blocks):
         called = {node.target for node in graph.nodes}
         inner = StageForm.compile(regions.insert(graph), f"block {x}, run again in backward, of {title}")
-        made.append(Block(inner.forward, rng.reseed in called))
+        made.append(Block(inner.forward, not called.isdisjoint(rng.SEEDING), rng.reseed_all in called))
         code += inner.code
     return dataclasses.replace(form, code=code, blocks=tuple(made))
 
@@ -344,7 +344,6 @@ def _subgraph(
     nodes = [node for node in flow.nodes(graph, stage.index, section.name) if node is not end]
     blocks = flow.blocks(stage, nodes)
     again = {name for ops in blocks for name in ops}
-    _check_draws(capture, [n for n in nodes if stage.recompute or n.name in again])
     for run in runs(nodes, blocks, capture.ops.order_edges):
         if run[0].name in again:
             part.add_block(run)
@@ -358,20 +357,6 @@ def _subgraph(
     given = [part.copies.get(by_name[n]) if n in by_name else None for n in section.outputs]
     part.graph.output(tuple(given))
     return part
-
-
-def _check_draws(capture: Capture, again: Iterable[fx.Node]) -> None:
-    """Raise :class:`InputError` for what runs again in backward and would draw other numbers there."""
-    for node in again:
-        stream = node.meta.get("stream")
-        if stream is not None and stream.is_outside:
-            op = capture.ops.by_name.get(node.name)
-            where = f" at {op.source}" if op is not None and op.source else ""
-            raise InputError(
-                f"{capture.ops.model} draws from Python's or numpy's generator{where}, which would give "
-                "other numbers where that runs again in backward; draw with torch, or plan with "
-                "recompute='never'"
-            )
 
 
 def _leftovers(capture: Capture, held: Collection[tuple[str, int]]) -> dict[str, int]:

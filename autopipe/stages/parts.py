@@ -56,7 +56,8 @@ class Part:
         op = self.ops.by_name.get(node.name)
         if stream is not None and (op is None or op.is_random):
             rest = (stream.start, dict(stream.counts)) if stream.start or stream.counts else ()
-            self.graph.call_function(rng.reseed, (stream.owner, *rest))
+            draws = rng.reseed_all if stream.is_outside else rng.reseed
+            self.graph.call_function(draws, (stream.owner, *rest))
         copied = self.graph.node_copy(node, self.copies.__getitem__)
         if node.op == "call_module" and (places := tuple(_parts_taken(node))):
             found = self.graph.call_function(with_parts, (copied, str(node.target), places))

@@ -24,22 +24,27 @@ class Block:
     """A part of a stage as a function of the stage and the values that the part takes.
 
     With gradients it keeps those values alone, and computes the rest again in backward with the same random
-    numbers: those of the :class:`rng.Scope` it first ran in, or of the generators as they were then.
+    numbers: those of the :class:`rng.Scope` it first ran in, or of the generators as they were then, Python's
+    and numpy's too where it ``is_outside``.
     """
 
     forward: Callable[..., tuple[Any, ...]]
     is_random: bool
+    is_outside: bool
 
     def __call__(self, stage: nn.Module, *values: Any) -> tuple[Any, ...]:
         if not torch.is_grad_enabled():
             return self.forward(stage, *values)
         scope = rng.opened()
+        again: contextlib.AbstractContextManager[Any] = scope or contextlib.nullcontext()
+        if scope is None and self.is_outside:
+            again = rng.Outside()
         out: tuple[Any, ...] = checkpoint(
             self.forward,
             stage,
             *values,
             use_reentrant=False,
             preserve_rng_state=self.is_random and scope is None,
-            context_fn=lambda: (contextlib.nullcontext(), scope or contextlib.nullcontext()),
+            context_fn=lambda: (contextlib.nullcontext(), again),
         )
         return out

@@ -2,19 +2,23 @@
 
 The stream hangs on the seed of the step, the microbatch, the module whose forward draws, and how many draws
 it made before; so it is the same whether a leaf hides the draw or the plan opened the leaf. Generated stage
-code calls :func:`reseed` before each op that draws. Outside a :class:`Scope` it does nothing: stages called
-in turn draw from the global generators exactly as the model does. Opening scopes is left to ``runtime``.
+code calls :func:`reseed` before each op that draws, and :func:`reseed_all` before one that draws from
+Python's or numpy's generator too: of those all draws of an op are one stream. Outside a :class:`Scope`
+neither does anything: stages called in turn draw from the global generators exactly as the model does.
+Opening scopes is left to ``runtime``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import types
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from .. import accelerator
@@ -22,7 +26,7 @@ from ..torch_private import HiddenMode
 from ..tracing.calls.streams import DRAWING, drawer
 from ..tracing.graphs import scope as graphs_scope
 
-__all__ = ["Scope", "mix", "opened", "reseed"]
+__all__ = ["SEEDING", "Outside", "Scope", "mix", "opened", "reseed", "reseed_all"]
 
 _MASK = (1 << 63) - 1
 _open = threading.local()
@@ -82,9 +86,9 @@ class Scope(HiddenMode):
         finally:
             self._is_inside = False
 
-    def start(self, owner: str, start: int, counts: Mapping[str, int]) -> None:
+    def start(self, owner: str, start: int, counts: Mapping[str, int]) -> int:
         """Seed for an op of ``owner``, which had ``start`` before; its draws so far are in ``counts``."""
-        self._draw_from(f"{owner} from {start}", 0, owner, counts)
+        return self._draw_from(f"{owner} from {start}", 0, owner, counts)
 
     def _next(self) -> None:
         """Seed for the draw to come; not where the model has seeded the generator itself."""
@@ -95,11 +99,12 @@ class Scope(HiddenMode):
             n = counts.get(path, 0)
             self._draw_from(path, n, place[0], {**counts, path: n + 1})
 
-    def _draw_from(self, name: str, n: int, owner: str, counts: Mapping[str, int]) -> None:
+    def _draw_from(self, name: str, n: int, owner: str, counts: Mapping[str, int]) -> int:
         seed = mix(mix(self._seed, zlib.crc32(name.encode())), n)
         self._places[seed] = owner, counts
         for generator in self._generators:
             generator.manual_seed(seed)
+        return seed
 
 
 def _generators(device: torch.device | None) -> tuple[accelerator.Drawing, ...]:
@@ -119,6 +124,38 @@ def reseed(owner: str, start: int = 0, counts: Mapping[str, int] | None = None) 
     scope: Scope | None = getattr(_open, "scope", None)
     if scope is not None:
         scope.start(owner, start, counts or {})
+
+
+def reseed_all(owner: str, start: int = 0, counts: Mapping[str, int] | None = None) -> None:
+    """The same for an op that draws from Python's and numpy's generators too."""
+    scope: Scope | None = getattr(_open, "scope", None)
+    if scope is not None:
+        seed = scope.start(owner, start, counts or {})
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+
+
+SEEDING = frozenset({reseed, reseed_all})
+"""What generated code calls before an op that draws."""
+
+
+class Outside:
+    """Python's and numpy's generators as they are when this is made: put back, or entered for a while."""
+
+    def __init__(self) -> None:
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+
+    def restore(self) -> None:
+        """Put them back."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+    def __enter__(self) -> None:
+        self._now = Outside()
+        self.restore()
+
+    def __exit__(self, *error: Any) -> None:
+        self._now.restore()
 
 
 def mix(a: int, b: int) -> int:

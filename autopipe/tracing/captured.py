@@ -253,6 +253,12 @@ class Capture:
         return is_asked or any(form.for_sizes for forms in self.own_forms.values() for form in forms)
 
     @property
+    def drawing_outside(self) -> frozenset[str]:
+        """The ops that draw from Python's or numpy's generator, in any form."""
+        nodes = [n for forms in self.forms.values() for form in forms for n in form.graph.nodes]
+        return frozenset(n.name for n in nodes if (s := n.meta.get("stream")) is not None and s.is_outside)
+
+    @property
     def one_row(self) -> str:
         """In words, what makes of a single row something else than it is among others; or ""."""
         variations = (self.variation, *(f.variation for forms in self.own_forms.values() for f in forms))

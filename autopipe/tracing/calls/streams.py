@@ -47,7 +47,7 @@ class Stream:
 
     ``owner`` is whose draws they are where no module inside the op makes them, ``start`` how many ops it had
     that draw before, ``counts`` how many calls of :data:`DRAWING` it and the modules inside had made. One
-    that ``is_outside`` draws from Python's or numpy's generator, which nobody seeds.
+    that ``is_outside`` draws from Python's or numpy's generator, too.
     """
 
     owner: str

@@ -221,6 +221,8 @@ def _do_as_in_either(pairs: Sequence[tuple[Call, Call]]) -> None:
     for t, e in pairs:
         t.is_random, t.keeps = t.is_random or e.is_random, t.keeps or e.keeps
         t.stream = t.stream or e.stream
+        if t.stream is not None and e.stream is not None and e.stream.is_outside:
+            t.stream = dataclasses.replace(t.stream, is_outside=True)
         t.mutated = tuple(dict.fromkeys((*t.mutated, *e.mutated)))
         t.storages, t.reads, t.writes = (
             ours.union(*(same.get(s, ()) for s in theirs))

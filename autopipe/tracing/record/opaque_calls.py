@@ -55,6 +55,22 @@ class OpaqueCalls:
         self, at: Position, ledger: Ledger, performer: Performer, here: Callable[[], Stream], foreign: Foreign
     ) -> None:
         self.at, self.ledger, self.performer, self.here, self.foreign = at, ledger, performer, here, foreign
+        self._n_drawn = 0
+
+    def drawn_outside(self) -> tuple[Any, ...]:
+        """What is another once something draws from Python's or numpy's generator.
+
+        Of two normal numbers numpy may keep the second, which leaves its generator as it was: so draws count.
+        """
+        return self._n_drawn, *generators()
+
+    def note_outside(self, call: Call, before: tuple[Any, ...]) -> bool:
+        """Say of a call that it draws from Python's or numpy's generator, if it has since ``before``."""
+        if self.drawn_outside() == before:
+            return False
+        call.is_random, call.depends = True, call.depends | Depends.RANDOM
+        call.stream = dataclasses.replace(call.stream or self.here(), is_outside=True)
+        return True
 
     def custom(self, function: named.Named, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call that the function mode does not see as one: ``autograd.Function.apply``, ``vmap``."""
@@ -70,9 +86,11 @@ class OpaqueCalls:
         call = Call("call_function", function, *encoded, hint=function.__name__)
         call.path, call.source = self.at.path, self.at.source()
         call.depends, call.stream = self.ledger.depends(call), self.here()
+        before = self.drawn_outside()
         with self.foreign.to(_parameters((actual, held))) as foreign:
             result = self.performer.perform(call, run, actual)
         self._check_foreign(call, foreign)
+        self.note_outside(call, before)
         return result
 
     def function(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -202,7 +220,7 @@ class OpaqueCalls:
 
     def _perform(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
         """Perform a call of code that may draw outside torch and give what is no tensor."""
-        before, call.stream = generators(), self.here()
+        before, call.stream = self.drawn_outside(), self.here()
         looking = _Looking()
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -210,9 +228,7 @@ class OpaqueCalls:
                 return run(*args, **kwargs)
 
         result = self.performer.perform(call, watched, actual)
-        if generators() != before:
-            call.is_random, call.depends = True, call.depends | Depends.RANDOM
-            call.stream = dataclasses.replace(call.stream, is_outside=True)
+        if self.note_outside(call, before):
             looking.is_met = True
         for value in flatten(result)[0]:
             if isinstance(value, np.ndarray):
@@ -346,6 +362,7 @@ class OpaqueCalls:
         """Code outside torch is about to draw a random number."""
         if self.at.is_recorded:
             self.at.keep_whole(f"{self.at.source()}: {name} draws a random number", self.at.running())
+        self._n_drawn += 1
 
     def refuse_backward(self) -> NoReturn:
         """The model's own code runs a backward, whose gradients land where no graph shows them."""

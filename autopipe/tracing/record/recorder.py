@@ -348,8 +348,10 @@ class Recorder(TorchFunctionMode):
         before, hooks = self.keeping.before(path, inside), _hooks_of(inside)
         weights = (p for m in inside for p in m._parameters.values())
         own = {id(t) for t in (*weights, *functions.tensors((args, kwargs)))}
+        outside = self.opaque.drawn_outside()
         with self.foreign.to(own) as foreign:
             result = self.perform(call, copied or run_leaf, actual)
+        is_outside = self.opaque.note_outside(call, outside)
         if twins is not None and copied is not None and key in twins.drawn:
             self.streams.count(inside, twins.drawn[key])
             call.is_random, call.depends = True, call.depends | Depends.RANDOM
@@ -377,7 +379,7 @@ class Recorder(TorchFunctionMode):
         call.mutated = self.changed(buffers, module, path)
         if not (isinstance(result, torch.Tensor) or module._forward_hooks):
             call.uncounted = uncounted(module, call.value)
-        if twins is not None and key is not None and copied is None:
+        if twins is not None and key is not None and copied is None and not is_outside:
             draws = self.streams.since(counts, inside)
             if draws is not None:
                 twins.keep(key, call, result, actual, draws if call.is_random else None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import operator
 import random
 import weakref
@@ -442,6 +443,10 @@ _N_ALIKE, _N_OTHER = 600, 24
 """How many words of its state are alike; others behind them, so that what draws until a number fits ends."""
 
 
+_N_WORDS = _N_ALIKE + _N_OTHER + 1
+"""A Mersenne Twister's words, and the place of the next."""
+
+
 def seed(device: torch.device) -> None:
     """Put torch's generators that a model on ``device`` draws from, Python's and numpy's in one fixed state.
 
@@ -466,9 +471,7 @@ def draw_alike(*, greatest: bool) -> None:
 
 def generators(device: torch.device | None = None) -> tuple[Any, ...]:
     """The state of Python's and numpy's global generators, and of torch's on ``device``."""
-    state: Any = np.random.get_state()
-    _, keys, position, *_ = state
-    outside = random.getstate(), keys.tobytes(), position
+    outside = random.getstate(), _numpys_state()
     if device is None:
         return outside
     own = torch.default_generator.get_state().numpy().tobytes()
@@ -476,3 +479,11 @@ def generators(device: torch.device | None = None) -> tuple[Any, ...]:
     if there is not None and there is not torch.default_generator:
         own += there.get_state().numpy().tobytes()
     return (*outside, own)
+
+
+def _numpys_state() -> bytes:
+    """The words of numpy's global generator and its place in them, read where they lie: many ask for it."""
+    source: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]  # its stubs lack it
+    if not isinstance(source, np.random.MT19937):
+        return str(source.state).encode()
+    return ctypes.string_at(source.ctypes.state_address, ctypes.sizeof(ctypes.c_uint32) * _N_WORDS)
