@@ -45,6 +45,24 @@ class Views(nn.Module):
         return F.cross_entropy((z @ z.T / 0.5).masked_fill(itself, -1e9), other)
 
 
+class OneBody(nn.Module):
+    """SimCLR as mostly written: both views go through one body as one batch; masks cut labels and scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = layers(3)
+
+    def forward(self, x, y):
+        z = F.normalize(self.body(torch.cat([x, y])), dim=1)
+        of = torch.cat([torch.arange(len(x)) for _ in range(2)])
+        same, scores = of[None] == of[:, None], z @ z.T
+        itself = torch.eye(len(of), dtype=torch.bool)
+        same, scores = same[~itself].view(len(of), -1), scores[~itself].view(len(of), -1)
+        positives, negatives = (scores[kind].view(len(of), -1) for kind in (same, ~same))
+        logits = torch.cat([positives, negatives], 1) / 0.1
+        return F.cross_entropy(logits, torch.zeros(len(of), dtype=torch.int64)), logits
+
+
 class Mined(nn.Module):
     """Triplets with the hardest positive and negative of the batch."""
 
@@ -96,6 +114,29 @@ class Experts(nn.Module):
         chosen = F.one_hot(probability.argmax(-1), 3).to(x.dtype)
         balance = 3 * (chosen.mean(0) * probability.mean(0)).sum()
         return F.cross_entropy(logits, labels) + 0.1 * balance, logits
+
+
+class Routed(nn.Module):
+    """Experts that are given the rows which chose them, each layer with a balance of the load of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.routers = nn.ModuleList(nn.Linear(WIDTH, 3) for _ in range(2))
+        self.experts = nn.ModuleList(nn.ModuleList(layers(0) for _ in range(3)) for _ in range(2))
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x, labels):
+        balance = 0.0
+        for router, experts in zip(self.routers, self.experts, strict=True):
+            share = router(x).softmax(-1)
+            weights, chosen = share.topk(2)
+            out = torch.zeros_like(x)
+            for i, expert in enumerate(experts):
+                rows, nth = torch.where(chosen == i)
+                out[rows] += weights[rows, nth, None] * expert(x[rows])
+            x = x + out
+            balance = balance + (F.one_hot(chosen[:, 0], 3).to(x.dtype).mean(0) * share.mean(0)).sum()
+        return F.cross_entropy(self.head(x), labels) + 0.1 * balance
 
 
 class Balanced(nn.Module):
@@ -243,9 +284,11 @@ def labels(n):
 MODELS = {
     TwoTowers: lambda n: (*features(n), *features(n)),
     Views: features,
+    OneBody: lambda n: (*features(n), *features(n)),
     Mined: lambda n: (*features(n), labels(n)),
     Supervised: lambda n: (*features(n), labels(n)),
     Experts: lambda n: (*features(n), labels(n)),
+    Routed: lambda n: (*features(n), labels(n)),
     Counted: lambda n: (*features(n), torch.ones(n, dtype=torch.int64)),
     Normalised: lambda n: (*features(n), torch.randn(n)),
     Ranked: lambda n: (*features(n), torch.randn(n)),

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from ...accelerator import upload
 from ...errors import InputError
 from ...graph import OpGraph
-from ...tracing.inputs.layout import concatenated
+from ...tracing.inputs.layout import concatenated, of_blocks
 from ...units import symbol
 from ..wire.announcement import Announcement, Form
 from ..wire.boundary import flatten
@@ -113,9 +113,7 @@ class Outputs:
             return torch.cat(_of_batch(leaf, axis, step, batch.rows), axis)
         if axes and are_tensors:
             return (
-                _of_blocks(leaf, axes[0], batch.rows)
-                if name in mixing.blocks
-                else concatenated(leaf, axes[0])
+                of_blocks(leaf, axes[0], batch.rows) if name in mixing.blocks else concatenated(leaf, axes[0])
             )
         if axes is None and are_tensors and _lead_with(batch.rows, leaf):
             return torch.cat(list(leaf))
@@ -255,12 +253,6 @@ def _of_batch(pieces: Sequence[Tensor], axis: int, step: Any, rows: Sequence[int
         out.append((piece + added * ahead).to(piece.dtype) if ahead else piece)
         ahead += n
     return out
-
-
-def _of_blocks(pieces: Sequence[Tensor], axis: int, rows: Sequence[int]) -> Tensor:
-    """The batch of pieces that have, along an axis, a place for each row, then another for each."""
-    each = [t.unflatten(axis, (-1, n)) for t, n in zip(pieces, rows, strict=True)]
-    return torch.cat(each, axis + 1).flatten(axis, axis + 1)
 
 
 def _mean(pieces: Sequence[Any], rows: Sequence[int]) -> Any:

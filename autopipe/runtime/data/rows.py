@@ -241,8 +241,11 @@ def _joined_ahead(capture: Capture, stages: Sequence[Stage], batch: Batch) -> Se
         made.append(values)
     ahead = {*body.outputs, *(n for stage in others for n in stage.outputs)}
     found = ahead & capture.ops.by_name.keys()  # no call makes the values of all kinds
+    blocks = capture.variation.tail.blocks
     taken = [
-        join([v[n] for v in made], row_axes(capture.ops, n)) if n in found else batch.whole.get(n)
+        join([v[n] for v in made], row_axes(capture.ops, n), batch.rows if n in blocks else ())
+        if n in found
+        else batch.whole.get(n)
         for n in tail.inputs
     ]
     result: Sequence[Any] = last(*taken, form=(batch.forms or (0,))[-1], section=tail.name)

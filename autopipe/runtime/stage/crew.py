@@ -85,7 +85,8 @@ def make_workers(
             offloads=offloads,
         )
         if isinstance(worker, TailWorker):
-            worker.join_by([kind.ops for kind in capture.kinds])
+            blocks = {name for kind in capture.kinds for name in kind.variation.tail.blocks}
+            worker.join_by([kind.ops for kind in capture.kinds], blocks)
     for worker in workers.values():
         worker.receivers = workers
     return workers

@@ -6,7 +6,7 @@ Which ops those are is told by the capture; what runs before them, on microbatch
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ...errors import InputError
@@ -26,8 +26,12 @@ class TailWorker(Worker):
     microbatches' own backwards then find their gradients. Its step has one microbatch.
     """
 
-    def join_by(self, graphs: Sequence[OpGraph]) -> None:
-        """Where rows lie in what comes, by the shapes in the op graph of each kind of calls."""
+    def join_by(self, graphs: Sequence[OpGraph], blocks: Collection[str]) -> None:
+        """Where rows lie in what comes, by the shapes in the op graph of each kind of calls.
+
+        ``blocks`` are the names of what has several places for each row, first one of all rows.
+        """
+        self._blocks = blocks
         names = [name for edge in self.edges_in for name in edge.names]
         self._axes_of = [
             {n: row_axes(ops, n) for n in names if n in ops.by_name and batch_dim(ops.dims)} for ops in graphs
@@ -38,7 +42,7 @@ class TailWorker(Worker):
         whole = dataclasses.replace(step, batch=step.batch.as_one(self.stage._device), weights=(1.0,))
         super().begin(whole)
         self._axes = self._axes_of[step.batch.kind]
-        self._n_pieces = step.batch.n_microbatches
+        self._rows = step.batch.rows
         self._pieces: dict[tuple[Edge, int], Sequence[Any]] = {}
 
     def end(self) -> None:
@@ -49,10 +53,10 @@ class TailWorker(Worker):
     def accept(self, edge: Edge, m: int, values: Sequence[Any]) -> None:
         """Keep what microbatch ``m`` gives; with the last of all, run."""
         self._pieces[edge, m] = values
-        if len(self._pieces) < len(self.edges_in) * self._n_pieces:
+        if len(self._pieces) < len(self.edges_in) * len(self._rows):
             return
         for edge in self.edges_in:
-            columns = zip(*(self._pieces[edge, m] for m in range(self._n_pieces)), strict=True)
+            columns = zip(*(self._pieces[edge, m] for m in range(len(self._rows))), strict=True)
             joined = [self._join(n, list(c)) for n, c in zip(edge.names, columns, strict=True)]
             super().accept(edge, 0, joined)
         self._pieces = {}
@@ -66,7 +70,7 @@ class TailWorker(Worker):
                 f"{name} is there in some microbatches and not in others, since the model goes another way "
                 "by their values; pass n_microbatches=1 for such a batch"
             )
-        return join(parts, self._axes.get(name, ()))
+        return join(parts, self._axes.get(name, ()), self._rows if name in self._blocks else ())
 
     def _turn_round(self) -> None:
         """Backward to the pieces that were joined, which gather their gradients."""
@@ -77,7 +81,7 @@ class TailWorker(Worker):
                 backward([loss], self._step.seeds(self._step.weights, loss))
         self._values[0] = []
         for edge in self.edges_in:
-            for m in range(self._n_pieces):
+            for m in range(len(self._rows)):
                 edge.harvest(m)
 
     def reduce(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["concatenated", "copied", "lying_as", "lying_like"]
+__all__ = ["concatenated", "copied", "lying_as", "lying_like", "of_blocks"]
 
 
 def lying_like(value: Tensor, piece: Tensor) -> Tensor:
@@ -34,6 +34,12 @@ def concatenated(pieces: Sequence[Tensor], axis: int) -> Tensor:
         return torch.cat(list(pieces), axis)
     laid = torch.cat([piece.permute(order).contiguous() for piece in pieces], order.index(axis))
     return laid.permute(_inverse(order))
+
+
+def of_blocks(pieces: Sequence[Tensor], axis: int, rows: Sequence[int]) -> Tensor:
+    """The batch of pieces that have, along an axis, a place for each row, then another for each."""
+    each = [t.unflatten(axis, (-1, n)) for t, n in zip(pieces, rows, strict=True)]
+    return torch.cat(each, axis + 1).flatten(axis, axis + 1)
 
 
 def copied(tensor: Tensor) -> Tensor:

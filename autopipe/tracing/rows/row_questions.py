@@ -368,10 +368,14 @@ def _of_more(
 
 
 def _of_alike_layers(ask: Callable[..., str], watch: Watch) -> str:
-    """What ``ask`` finds, with one of alike layers run for all where that is worth it and goes well."""
+    """What ``ask`` finds, also with one of alike layers run for all where that is worth it and goes well.
+
+    Those that are given as many of the batch's rows get the rows of the first of them, which may be others.
+    """
     if watch.alike.is_worth_it:
         try:
-            return ask(alike=watch.alike)
+            if not ask(alike=watch.alike):
+                return ""
         except Exception as error:
             # any Python of the model, in a layer that is given what another one made
             _logger.debug("alike layers could not be asked for one another: %s", error)

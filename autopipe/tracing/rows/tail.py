@@ -28,7 +28,7 @@ from ..calls.derivatives import derived
 from ..calls.functions import tensors
 from ..calls.perform import run_call
 from ..code.own_code import OwnCode
-from ..inputs.layout import concatenated
+from ..inputs.layout import concatenated, of_blocks
 from ..inputs.structure import flatten, unflatten
 from ..sizes.dims import axis_of
 from ..sizes.rerun import replay
@@ -46,6 +46,8 @@ MOST_PARAMETERS = 0.5
 """The share of a model's parameters that its tail may have: with more, the mixing is in the middle."""
 
 Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
+_LAYOUTS = frozenset({False, True})
+"""Whether several places of a row have others' between them (:attr:`Tail.blocks`), or lie together."""
 
 
 def row_axes(ops: OpGraph, name: str) -> tuple[int | None, ...]:
@@ -55,17 +57,23 @@ def row_axes(ops: OpGraph, name: str) -> tuple[int | None, ...]:
     return tuple(axis_of(t.shape, batch.name) for t in ops.by_name[name].outputs)
 
 
-def join(parts: Sequence[Any], axes: Sequence[int | None]) -> Any:
-    """A value of the batch from those of its pieces: tensors along their axes, else as the first has it."""
+def join(parts: Sequence[Any], axes: Sequence[int | None], blocks_of: Sequence[int] = ()) -> Any:
+    """A value of the batch from those of its pieces: tensors along their axes, else as the first has it.
+
+    ``blocks_of`` are the pieces' numbers of rows where a value is in blocks (:attr:`Tail.blocks`).
+    """
     if len(parts) == 1:
         return parts[0]
     leaves, spec = flatten(parts[0])
-    rows = [leaves, *(flatten(part)[0] for part in parts[1:])]
+    columns = zip(leaves, *(flatten(part)[0] for part in parts[1:]), strict=True)
     places = iter(axes)
     out = []
-    for column in zip(*rows, strict=True):
+    for column in columns:
         axis = next(places) if isinstance(column[0], Tensor) else None
-        out.append(column[0] if axis is None else concatenated(column, axis))
+        if axis is None:
+            out.append(column[0])
+        else:
+            out.append(of_blocks(column, axis, blocks_of) if blocks_of else concatenated(column, axis))
     return unflatten(spec, out)
 
 
@@ -209,17 +217,31 @@ def _tail(
         grown = names.union(*(view.follow(names) for view in every))
         frontiers = [view.frontier(grown) for view in every]
         grown = grown.union(*(unfit for _, unfit in frontiers))
+        lies = _layouts(every, grown)
+        grown |= {name for name, layouts in lies.items() if not layouts}
         if grown == names:
             break
         names = grown
     if not names:
         return Tail(obstacle="no op of its own mixes them")
     again = frozenset[str]().union(*(found for found, _ in frontiers))
+    blocks = {name for name, layouts in lies.items() if False not in layouts}
     obstacle = _too_large(model, (each[0] for each in views.values()), names)
     if not obstacle and False in views:
         begin = functools.partial(start, False)
-        obstacle = views[False][0].differs(names | again, given, device, begin)
-    return Tail(obstacle=obstacle) if obstacle else Tail(tuple(sorted(names)), tuple(sorted(again - names)))
+        obstacle = views[False][0].differs(names | again, blocks, given, device, begin)
+    if obstacle:
+        return Tail(obstacle=obstacle)
+    return Tail(tuple(sorted(names)), tuple(sorted(again - names)), blocks=tuple(sorted(blocks)))
+
+
+def _layouts(views: Sequence[_View], names: frozenset[str]) -> dict[str, frozenset[bool]]:
+    """Of what ops by ``names`` take and is joined, how it may lie in all views: in blocks, or row by row."""
+    found: dict[str, frozenset[bool]] = {}
+    for view in views:
+        for call in view.joined(names):
+            found[call.name] = found.get(call.name, _LAYOUTS) & view.joins(call)
+    return found
 
 
 def _too_large(model: nn.Module, views: Iterable[_View], names: frozenset[str]) -> str:
@@ -249,7 +271,7 @@ class _View:
         self.made_of_rows = made_of_rows(form, {name for name, _ in dim.where})
         self.is_noisy = any(c.is_random for c in self.calls)
         self.twice: dict[int, list[Tensor]] = {}
-        self._mixing: dict[int, bool] = {}
+        self._joins: dict[int, frozenset[bool]] = {}
 
     def see_twice(self, given: Mapping[str, Tensor], device: torch.device) -> None:
         """Look at the values for twice as many rows: some hang on their number alone."""
@@ -269,7 +291,7 @@ class _View:
         for call in self.calls:
             depends = any(id(c) in found for c in call.inputs)
             aliases = bool(call.writes & touched or (call.storages | call.reads) & written)
-            if depends or aliases or call.name in wanted or self._mixes(call):
+            if depends or aliases or call.name in wanted or id(call) in self.mixed:
                 found.add(id(call))
                 touched |= call.storages | call.reads
                 written |= call.writes
@@ -292,23 +314,47 @@ class _View:
         ab, aa, bb = (self.seen[rows].get(id(call), [])[i] for rows in ("ab", "aa", "bb"))
         return ab, aa, bb
 
-    def _mixes(self, call: Call) -> bool:
-        """Whether a call's value is not that of one row each, for whole numbers aside: places of rows."""
-        if id(call) not in self._mixing:
-            self._mixing[id(call)] = self._is_mixed(call)
-        return self._mixing[id(call)]
+    @functools.cached_property
+    def mixed(self) -> set[int]:
+        """The calls, by id, whose values are not of one row each and make others that are not, to the end.
 
-    def _is_mixed(self, call: Call) -> bool:
+        Rows may lie in any order on the way, as those that go to an expert do, and be put back in their
+        places. Whole numbers are places of rows, which mix none.
+        """
+        output = self.form.calls[-1]
+        last = {id(c) for c in output.inputs}
+        after: dict[int, list[Call]] = {}
+        written: dict[int, list[Call]] = {}
+        for call in self.calls:
+            writers = {id(c): c for s in call.storages | call.reads for c in written.get(s, ())}
+            for given in {id(c): c for c in call.inputs} | writers:
+                after.setdefault(given, []).append(call)
+            for storage in call.writes:
+                written.setdefault(storage, []).append(call)
+        lasting, seeds = set[int](), set[int]()
+        for call in reversed(self.calls):
+            is_mixed = self._is_mixed(call)
+            is_passed = is_mixed is not False or call.writes or not self._count(call)
+            if is_passed and (id(call) in last or any(id(c) in lasting for c in after.get(id(call), ()))):
+                lasting.add(id(call))
+                seeds |= {id(call)} if is_mixed else set()
+        return seeds
+
+    def _is_mixed(self, call: Call) -> bool | None:
+        """Whether a call's value is not that of one row each; None where whole numbers alone are not."""
         counts = {len(seen.get(id(call), ())) for seen in self.seen.values()}
         if len(counts) > 1:
             return True
-        return any(
-            self._values(call, i)[0].is_floating_point()
-            and not (self._is_by_row(call, i) and self._stays(call, i))
-            for i in range(self._count(call))
-        )
+        mixed = [i for i in range(self._count(call)) if not self._is_of_rows(call, i)]
+        return (any(self._is_float(call, i) for i in mixed) or None) if mixed else False
 
-    def _stays(self, call: Call, i: int) -> bool:
+    def _is_of_rows(self, call: Call, i: int) -> bool:
+        return any(self._stays(call, i, lies) for lies in self._by_row(call, i))
+
+    def _is_float(self, call: Call, i: int) -> bool:
+        return self._values(call, i)[0].is_floating_point()
+
+    def _stays(self, call: Call, i: int, lies: bool) -> bool:
         """Whether the first row is what it is among twice as many rows too, at their begin and at their end.
 
         Not asked where noise is drawn: more rows draw other noise.
@@ -316,25 +362,22 @@ class _View:
         there, axis = self.twice.get(id(call), ()), self._axis(call, i)
         if self.is_noisy or id(call) not in self.made_of_rows or i >= len(there) or axis is None or axis < 0:
             return True
-        first = self._by_row(self._values(call, i)[0], axis)
-        if first is None or there[i].shape[axis] % (2 * self.n_rows):
+        first = _rows_of(self._values(call, i)[0], axis, self.n_rows, lies)
+        rows = _rows_of(there[i], axis, 2 * self.n_rows, lies)
+        if not first or not rows:
             return True
-        rows = there[i].chunk(2 * self.n_rows, axis)
         return all(_are_alike(first[0], row, ROUNDED) for row in (rows[0], rows[-1]))
 
-    def _is_by_row(self, call: Call, i: int) -> bool:
-        """Whether one tensor of a call holds rows that depend on nothing but their own, or on no row."""
-        ab, aa, bb = self._values(call, i)
-        axis = self._axis(call, i)
-        if _are_alike(ab, aa) and _are_alike(ab, bb):
-            return axis is not None or self._is_of_no_rows(call, i)
-        if axis is None or axis < 0 or not ab.shape == aa.shape == bb.shape:
-            return False
-        pieces = self._by_row(ab, axis), self._by_row(aa, axis), self._by_row(bb, axis)
-        ab_rows, aa_rows, bb_rows = (p if p is not None else () for p in pieces)
-        if not ab_rows:
-            return False
-        return _are_alike(ab_rows[0], aa_rows[0]) and _are_alike(ab_rows[1], bb_rows[1])
+    def _by_row(self, call: Call, i: int) -> Iterator[bool]:
+        """How one tensor of a call may lie such that its rows hang on nothing but their own, or on no row."""
+        values, axis = self._values(call, i), self._axis(call, i)
+        if all(_are_alike(values[0], other) for other in values[1:]):
+            yield from _LAYOUTS if axis is not None or self._is_of_no_rows(call, i) else ()
+        elif axis is not None and axis >= 0 and len({t.shape for t in values}) == 1:
+            for lies in sorted(_LAYOUTS):
+                ab, aa, bb = (_rows_of(t, axis, self.n_rows, lies) for t in values)
+                if ab and _are_alike(ab[0], aa[0]) and _are_alike(ab[1], bb[1]):
+                    yield lies
 
     def _is_of_no_rows(self, call: Call, i: int) -> bool:
         """Whether a tensor is the same for twice as many rows."""
@@ -344,12 +387,6 @@ class _View:
     def _axis(self, call: Call, i: int) -> int | None:
         known = self.shapes.get(id(call), ())
         return axis_of(known[i], self.dim.name) if i < len(known) else -1
-
-    def _by_row(self, tensor: Tensor, axis: int) -> tuple[Tensor, ...] | None:
-        """The pieces of a tensor that belong to each row; None where it has no such pieces."""
-        if tensor.shape[axis] % self.n_rows:
-            return None
-        return tensor.chunk(self.n_rows, axis) if tensor.shape[axis] else None
 
     # -- what goes into the tail --------------------------------------------------------------------
 
@@ -372,7 +409,7 @@ class _View:
         again, unfit, todo = set[str](), set[str](), self.taken(names)
         while todo:
             call = todo.pop()
-            if call.name in again or self._can_join(call):
+            if call.name in again or self.joins(call):
                 continue
             if self._can_repeat(call):
                 again.add(call.name)
@@ -384,22 +421,36 @@ class _View:
     def _count(self, call: Call) -> int:
         return len(self.seen["ab"].get(id(call), ()))
 
-    def _can_join(self, call: Call) -> bool:
-        n = self._count(call)
-        return n > 0 and all(self._joins(call, i) for i in range(n))
+    def joined(self, names: frozenset[str]) -> list[Call]:
+        """The calls outside the tail whose values of pieces it takes joined."""
+        return [c for c in self.taken(names) if self.joins(c)]
 
-    def _joins(self, call: Call, i: int) -> bool:
-        axis, (ab, aa, bb) = self._axis(call, i), self._values(call, i)
-        if axis is None and id(call) in self.made_of_rows:
-            return False  # that rows tried here give the same says nothing of others
-        if not _are_alike(ab, aa) or not _are_alike(ab, bb):
-            return axis is not None and axis >= 0 and self._is_by_row(call, i)
+    def joins(self, call: Call) -> frozenset[bool]:
+        """How the values of a call in pieces may lie to be joined; in no way where they cannot be."""
+        if id(call) not in self._joins:
+            each = [frozenset(self._layouts(call, i)) for i in range(self._count(call))]
+            self._joins[id(call)] = frozenset.intersection(*each) if each else frozenset()
+        return self._joins[id(call)]
+
+    def _layouts(self, call: Call, i: int) -> Iterable[bool]:
+        axis, values = self._axis(call, i), self._values(call, i)
         if axis is None:
-            return not call.is_random and self._is_of_no_rows(call, i)
-        if axis < 0:
-            return False
-        rows = self._by_row(ab, axis)
-        return rows is not None and (call.is_random or all(_are_alike(rows[0], row) for row in rows[1:]))
+            # that rows tried here give the same says nothing of others
+            is_kept = not (call.is_random or id(call) in self.made_of_rows)
+            is_same = is_kept and all(_are_alike(values[0], other) for other in values[1:])
+            return _LAYOUTS if is_same and self._is_of_no_rows(call, i) else ()
+        found = self._by_row(call, i) if axis >= 0 else ()
+        if call.is_random or not all(_are_alike(values[0], other) for other in values[1:]):
+            return found
+        return [lies for lies in found if self._are_one(call, i, lies)]
+
+    def _are_one(self, call: Call, i: int, lies: bool) -> bool:
+        """Whether all rows of a tensor are the same, among twice as many too: no numbers of places."""
+        axis, there = self._axis(call, i), self.twice.get(id(call), ())
+        assert axis is not None
+        rows = _rows_of(self.seen["ab"][id(call)][i], axis, self.n_rows, lies)
+        rows += _rows_of(there[i], axis, 2 * self.n_rows, lies) if i < len(there) else ()
+        return bool(rows) and all(_are_alike(rows[0], row) for row in rows[1:])
 
     def _can_repeat(self, call: Call) -> bool:
         """Whether a call is made of sizes and constants, and may be made again at other sizes."""
@@ -424,6 +475,7 @@ class _View:
     def differs(
         self,
         names: frozenset[str],
+        blocks: Collection[str],
         given: Mapping[str, Tensor],
         device: torch.device,
         begin: Callable[[], None],
@@ -448,7 +500,11 @@ class _View:
             )
             values.append(kept)
         known = {
-            id(c): join([v[id(c)] for v in values], [self._axis(c, i) for i in range(self._count(c))])
+            id(c): join(
+                [v[id(c)] for v in values],
+                [self._axis(c, i) for i in range(self._count(c))],
+                [self.n_rows] * 2 if c.name in blocks else (),
+            )
             for c in self.taken(names)
         }
         begin()
@@ -472,6 +528,16 @@ class _View:
                 )
         result: Sequence[Any] = map_calls(self.form.calls[-1].args[0], lambda c: values[id(c)])
         return result
+
+
+def _rows_of(tensor: Tensor, axis: int, n: int, lies: bool) -> tuple[Tensor, ...]:
+    """The pieces of a tensor that belong to each of ``n`` rows, ``lies`` being whether it is in blocks.
+
+    None where there are no such pieces.
+    """
+    if not tensor.shape[axis] or tensor.shape[axis] % n:
+        return ()
+    return tensor.unflatten(axis, (-1, n)).unbind(axis + 1) if lies else tensor.chunk(n, axis)
 
 
 def _are_alike(a: Tensor, b: Tensor, allowed: Mapping[torch.dtype, float] = ALLOWED) -> bool:

@@ -101,13 +101,15 @@ class Tail:
 
     ``ops`` are all that follow from a mixing of rows; ``again`` those before them, of sizes alone, that they
     need at the batch's sizes. Without any, ``obstacle`` says why there is none. ``before`` says what mixes
-    rows ahead of it, in training alone.
+    rows ahead of it, in training alone. ``blocks``: what they take that has several places for each row, of
+    which one of all rows comes ahead of the next, as behind ``cat([view, other_view])``.
     """
 
     ops: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
     obstacle: str = ""
     before: str = ""
+    blocks: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
