@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import AutopipeError, InputError
+from ...graph import Op, OpGraph, batch_dim
 from ...stages import Stage, relative_error, run_values
 from ...tracing.calls.labels import DEFAULTS, MODULES
 from ...tracing.rows.tail import join, row_axes, taken_amiss
@@ -46,6 +47,7 @@ class MixedRows:
         self._warned = False
         self._mixing, self._tail = self._variation.mixing, self._variation.tail
         self._by_mode, self._n_checked = "", 0
+        self._drawn: str | None = None
         self._amiss: dict[tuple[int, int, bool], str] = {}
 
     def check_tables(self) -> None:
@@ -111,6 +113,22 @@ class MixedRows:
         if found.said_untold and not self._warned:
             self._warned = True
             _logger.warning("%s: %s", name, found.said_untold)
+        if (drawn := self._drawn_for_all()) and not self._warned:
+            self._warned = True
+            _logger.warning(
+                "the rows of a batch of %s share what %s draws: each microbatch draws its own, as with "
+                "gradient accumulation; n_microbatches=1 draws it once",
+                name,
+                drawn,
+            )
+
+    def _drawn_for_all(self) -> str:
+        """The draws, in words, of which rows have no numbers of their own; empty where there is none."""
+        if self._drawn is None:
+            ops = self._capture.ops
+            places = [op.source or op.name for op in ops.compute if _is_drawn_for_all(ops, op)]
+            self._drawn = ", ".join(dict.fromkeys(places[:3]))
+        return self._drawn
 
     def _check_taken(self, batch: Batch) -> None:
         """Raise :class:`InputError` where microbatches do not make what the form of the whole batch takes."""
@@ -269,3 +287,11 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def _is_drawn_for_all(ops: OpGraph, op: Op) -> bool:
+    """Whether a function of torch draws numbers of which none is of a row."""
+    is_torchs = op.kind in ("function", "method") and op.target.startswith("torch.")
+    if not (op.is_random and is_torchs and op.outputs and op.mode != "eval") or op.name in ops.tail:
+        return False
+    return batch_dim(ops.dims) is not None and all(axis is None for axis in row_axes(ops, op.name))

@@ -1,0 +1,65 @@
+"""What is drawn once for all rows of a batch is drawn for each microbatch, and told."""
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import autopipe
+
+
+class Noisy(nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.first, self.last, self.draw = nn.Linear(6, 6), nn.Linear(6, 6), draw
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(x * self.draw(x) if self.training else x).square().mean()
+
+
+def one(x):
+    return 1 + torch.rand(())
+
+
+def of_places(x):
+    return F.dropout(torch.ones(1, x.shape[1], 1), 0.5)
+
+
+def in_place(x):
+    return torch.empty(1, 1, 6).bernoulli_(0.5)
+
+
+def of_rows(x):
+    return torch.empty(x.shape[0], 1, 1).bernoulli_(0.5)
+
+
+def of_each(x):
+    return torch.rand_like(x)
+
+
+def warnings_of(draw, caplog, n_microbatches, training=True):
+    torch.manual_seed(0)
+    model, x = Noisy(draw), torch.randn(6, 5, 6)
+    pipe = autopipe.split(model.train(training), 2, (x,), n_microbatches=n_microbatches, costs="estimated")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "autopipe"):
+        runtime = pipe.runtime()
+        for _ in range(2):
+            runtime.step(x)
+    return [r.getMessage() for r in caplog.records if "gradient accumulation" in r.getMessage()]
+
+
+@pytest.mark.parametrize("draw", [one, of_places, in_place])
+def test_what_all_rows_share_is_told_once(draw, caplog):
+    (told,) = warnings_of(draw, caplog, 3)
+    assert "share what" in told
+    assert f"test_runtime_rows_drawn.py:{draw.__code__.co_firstlineno + 1}" in told
+    assert not warnings_of(draw, caplog, 1)
+
+
+@pytest.mark.parametrize("draw", [of_rows, of_each])
+def test_what_rows_have_of_their_own_is_not(draw, caplog):
+    assert not warnings_of(draw, caplog, 3)
