@@ -114,3 +114,13 @@ def test_what_stands_in_the_place_of_a_cached_function_is_of_the_one_that_is_the
     with found.bypassed(at):
         assert doubled is math.sqrt
     assert doubled is math.sqrt
+
+
+def test_what_stands_in_files_is_made_once_for_all_recordings():
+    here, stands = sys.modules[__name__], []
+    for is_recorded in (True, False):
+        found, at = Memos(nn.Linear(1, 1), []), types.SimpleNamespace(is_recorded=is_recorded)
+        with found.bypassed(at):
+            stands.append(here.doubled)
+            assert doubled(6) == 12
+    assert stands[0] is stands[1] is not doubled

@@ -15,6 +15,7 @@ from autopipe.tracing import preserved
 from autopipe.tracing.code.leaves import eager
 from autopipe.tracing.patches import memos
 from autopipe.tracing.state import loads
+from autopipe.tracing.state.quick_check import are_same
 from autopipe.tracing.state.reach import reached
 
 COUNTS = {"calls": 0}
@@ -281,3 +282,19 @@ def test_nothing_is_compiled_within_a_context_from_when_it_is_entered():
         assert runs
         runs.clear()
         del never_entered
+
+
+@pytest.mark.parametrize("now", [[1.0, 2], [True, 2], [1, 2.0]])
+def test_equal_objects_are_not_the_same_object(now):
+    assert now == [1, 2]
+    assert not are_same(now, [1, 2])
+
+
+def test_sequences_hold_the_same_where_each_object_is_the_other():
+    one, other = object(), object()
+    large = [int(f"{10**6 + i}") for i in range(3)]
+    for same in ([], [one, other], large):
+        assert are_same(same, tuple(same))
+    for apart in ([one, other, one], [other, one], [one]):
+        assert not are_same([one, other], apart)
+    assert not are_same(large, [int(str(n)) for n in large])

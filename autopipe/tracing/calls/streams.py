@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ...torch_private import FUNCTION_HOMES, HiddenMode
+from ...torch_private import FUNCTION_HOMES
 
-__all__ = ["DRAWING", "Counting", "Stream", "drawer"]
+__all__ = ["DRAWING", "Stream", "drawer"]
 
 _NAMES = (
     "alpha_dropout", "alpha_dropout_", "bernoulli", "bernoulli_", "binomial", "cauchy_", "dropout",
@@ -68,18 +68,3 @@ def drawer(paths: Mapping[int, str], outermost: type[nn.Module] | None = None) -
                 return None
         frame = frame.f_back
     return None
-
-
-class Counting(HiddenMode):
-    """Calls ``note`` before each function that may draw."""
-
-    def __init__(self, note: Callable[[], None]) -> None:
-        super().__init__()
-        self.note = note
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func in DRAWING:
-            self.note()
-        return func(*args, **(kwargs or {}))

@@ -31,44 +31,42 @@ class Memos:
     """What stands in the places of cached functions while a model is recorded; not of torch's own.
 
     They run anew where they are given tracked sizes: those in files, the methods of ``classes``, and what the
-    model's modules have in their attributes. Looked for once for all recordings from one state of the model,
-    but in files that others write to.
+    model's modules have in their attributes.
     """
 
     def __init__(self, model: nn.Module, classes: Iterable[type]) -> None:
-        self.at: Position | None = None
         own = ((vars(m), k, v) for m in model.modules() for k, v in vars(m).items() if type(v) is _KIND)
-        self.own = [(space, name, held, _Memo(held, self)) for space, name, held in own]
+        self.own = [(space, name, held, _Memo(held)) for space, name, held in own]
         among = ((cls, k, v) for cls in classes for k, v in vars(cls).items() if type(v) in _HELD)
         methods = [(cls, k, v) for cls, k, v in among if type(_function_of(v)) is _KIND]
-        self.methods = [(cls, name, held, self._method(held)) for cls, name, held in methods]
-        self.found: Any = None
-        self.in_files: list[tuple[dict[str, Any], str, Any, _Memo]] = []
+        self.methods = [(cls, name, held, _method(held)) for cls, name, held in methods]
 
     @contextlib.contextmanager
     def bypassed(self, at: Position) -> Iterator[None]:
         """Within it they stand there, for what is recorded ``at`` a position."""
-        found = _SPACES.found()
-        if found is not self.found:
-            self.found = found
-            self.in_files = [(space, name, held, _Memo(held, self)) for space, name, held in found]
-        self.at = at
+        places = [*_in_files(), *self.own]
+        _recorded_at.append(at)
         try:
-            for space, name, _, memo in (*self.in_files, *self.own):
+            for space, name, _, memo in places:
                 space[name] = memo
             for cls, name, _, method in self.methods:
                 setattr(cls, name, method)
             yield
         finally:
-            for space, name, held, _ in (*self.in_files, *self.own):
+            for space, name, held, _ in places:
                 space[name] = held
             for cls, name, held, _ in self.methods:
                 setattr(cls, name, held)
-            self.at = None
+            _recorded_at.pop()
 
-    def _method(self, held: Any) -> Any:
-        memo = _Memo(_function_of(held), self)
-        return type(held)(memo) if isinstance(held, _BOUND) else memo
+
+_recorded_at: list[Position] = []
+"""Where what is recorded now is, the latest last."""
+
+
+def _method(held: Any) -> Any:
+    memo = _Memo(_function_of(held))
+    return type(held)(memo) if isinstance(held, _BOUND) else memo
 
 
 def _function_of(value: Any) -> Any:
@@ -79,14 +77,13 @@ def _function_of(value: Any) -> Any:
 class _Memo:
     """Stands in the place of a cached function."""
 
-    __slots__ = ("function", "memos")
+    __slots__ = ("function",)
 
-    def __init__(self, function: Any, memos: Memos) -> None:
-        self.function, self.memos = function, memos
+    def __init__(self, function: Any) -> None:
+        self.function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        at = self.memos.at
-        if at is None or not at.is_recorded:
+        if not (_recorded_at and _recorded_at[-1].is_recorded):
             return self.function(*args, **kwargs)
         if _is_tracked((args, tuple(kwargs.values()))):
             return self.function.__wrapped__(*args, **kwargs)
@@ -113,3 +110,16 @@ def _is_tracked(value: Any) -> bool:
 
 
 _SPACES = Spaces(lambda value: type(value) is _KIND)
+
+
+_Places = tuple[tuple[dict[str, Any], str, Any, _Memo], ...]
+_known: list[tuple[Any, _Places]] = []
+"""What was found in files when it was last looked for, and with what stands in its place."""
+
+
+def _in_files() -> _Places:
+    """The cached functions in files with what stands in their places, made anew where others are there."""
+    found = _SPACES.found()
+    if not (_known and _known[0][0] is found):
+        _known[:] = [(found, tuple((space, name, held, _Memo(held)) for space, name, held in found))]
+    return _known[0][1]

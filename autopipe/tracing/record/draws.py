@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from ... import accelerator
-from ...torch_private import TorchDispatchMode
-from ..calls.streams import Counting, Stream, drawer
+from ...torch_private import HiddenMode, TorchDispatchMode
+from ..calls.streams import DRAWING, Stream, drawer
 
 __all__ = ["Draws", "Streams"]
 
@@ -64,23 +64,26 @@ class _Tagged(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Streams(Counting):
+class Streams(HiddenMode):
     """Counts the calls that may draw by the module that makes them; entered where no other mode sees them.
 
     Each call is shown to ``look`` as well, with its arguments.
     """
 
     def __init__(self, modules: Mapping[int, str], look: Callable[[Any, Any, Any], None]) -> None:
-        super().__init__(self._count)
+        super().__init__()
         self.modules, self.look = modules, look
         self.counts: Counter[str] = Counter()
         self.starts: Counter[str] = Counter()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.look(func, args, kwargs)
-        return super().__torch_function__(func, types, args, kwargs)
+        if func in DRAWING:
+            self.note()
+        return func(*args, **kwargs) if kwargs else func(*args)
 
-    def _count(self) -> None:
+    def note(self) -> None:
+        """A function that may draw is about to be called."""
         self.counts[drawer(self.modules) or ""] += 1
 
     def since(self, before: Counter[str], inside: Sequence[nn.Module]) -> tuple[int, ...] | None:

@@ -155,6 +155,7 @@ class Recorder(TorchFunctionMode):
             call.value, call.storages = meta(tensor), functions.storages(tensor)
             self.ledger.bind(tensor, self.ledger.add(call))
         self.model = model
+        self.ledger.numbers.finds_askers = bool(depends & Depends.SHAPE)
         modules = [m for _, m in named]
         self.own = {id(m): tuple(m._parameters.values()) for m in modules}
         self.modes.begin(modules)

@@ -44,6 +44,9 @@ class Spent:
         """Put aside what a mutable container holds."""
         if not isinstance(holder, (dict, list, collections.deque)):
             return
+        held = holder.values() if isinstance(holder, dict) else holder
+        if self.names.keys().isdisjoint(map(id, held)):
+            return
         for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
             if id(value) in self.names:
                 holder[key] = self._refusing(value)

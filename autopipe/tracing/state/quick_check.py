@@ -23,6 +23,7 @@ Seen = tuple[list[int], list[Any]]
 """How long containers were, and what they and all other places held."""
 _ROWS: tuple[Any, ...] = (list, collections.deque)
 _PLAIN = frozenset({dict, collections.OrderedDict, set, *_ROWS})
+_ADDRESS_BYTES = ctypes.sizeof(ctypes.c_void_p)
 _MOST_BYTES = 1 << 18
 """Tensors of at most so many bytes are compared as bytes, which need to be copied for it."""
 
@@ -108,8 +109,14 @@ class Glance:
 
 
 def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether two sequences hold the same objects."""
-    return len(a) == len(b) and all(map(operator.is_, a, b))
+    """Whether two sequences hold the same objects; told by their addresses, in one go."""
+    return len(a) == len(b) and _addresses(a) == _addresses(b)
+
+
+def _addresses(held: Sequence[Any]) -> bytes:
+    """Where the objects lie that a sequence holds: what a tuple of CPython's has behind its head."""
+    row = tuple(held)
+    return ctypes.string_at(id(row) + tuple.__basicsize__, len(row) * _ADDRESS_BYTES)
 
 
 class _Copied:

@@ -12,7 +12,7 @@ import sys
 import types
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -71,8 +71,7 @@ class Change:
         return self.name
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Reader:
+class Reader(NamedTuple):
     """A group of values by name, how to read them, and the module whose attributes they are, if any's."""
 
     name: str

@@ -59,7 +59,10 @@ class Book(Protocol):
 
 
 class Numbers:
-    """What tracked numbers report to, and what they are in the recording."""
+    """What tracked numbers report to, and what they are in the recording.
+
+    Who asks for a size is noted where it ``finds_askers``, as it may stay whole for the size to vary.
+    """
 
     def __init__(self, book: Book) -> None:
         self.book, self.at = book, book.at
@@ -67,7 +70,7 @@ class Numbers:
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.sizes: dict[int, dict[int, Expression]] = {}
         self.gathered: dict[Any, list[Expression]] = {}
-        self.has_data = False
+        self.has_data, self.finds_askers = False, True
         self.behind: set[int] = set()
         self.n_seen = 0
         self.watch: Callable[[Numbers, Expression], int] | None = None
@@ -142,9 +145,12 @@ class Numbers:
             return
         key = (function, *(id(o) if isinstance(o, Call) else o for o in operands), source)
         if key not in self.guards:
-            is_pinned = expression.function is pinned
-            inside = self.at.running() if is_pinned else self.at.innermost()
-            self.guards[key] = Guard(function, operands, outcome, self.at.path, source, inside, is_pinned)
+            inside = self._asker(is_pin) if self.finds_askers else None
+            self.guards[key] = Guard(function, operands, outcome, self.at.path, source, inside, is_pin)
+
+    def _asker(self, is_pin: bool) -> Any:
+        """The function of the model's code, or statement, that asks for a size, or settles on it."""
+        return self.at.running() if is_pin else self.at.innermost()
 
     def is_size(self, call: Call, axis: int, number: Call) -> Guard | None:
         """The guard that says that a number is the size of a call's tensor along an axis, if there is one."""
