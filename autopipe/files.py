@@ -1,4 +1,4 @@
-"""Files that a user names: opened where they are regular ones, read up to a size, or told why not.
+"""Files that users name: opened where they are regular, read up to a size, or written whole, or told why not.
 
 What they hold is left to the rooms that read them.
 """
@@ -8,16 +8,19 @@ from __future__ import annotations
 import functools
 import operator
 import os
+import pathlib
+import secrets
+import shutil
 import stat
 
 from .errors import StoreError
 
-__all__ = ["open_regular", "read_bytes", "read_text"]
+__all__ = ["open_regular", "read_bytes", "read_text", "write_text"]
 
 _PIECE_BYTES = 1 << 20
-# those that the system has: without waiting, where it is a pipe, for somebody who writes to it
+# those that the system has: without waiting, where it is a pipe, for somebody at its other end
 _FLAGS = functools.reduce(
-    operator.or_, (getattr(os, name, 0) for name in ("O_RDONLY", "O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
+    operator.or_, (getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
 )
 
 Path = str | os.PathLike[str]
@@ -72,3 +75,41 @@ def read_text(path: Path, most: int, what: str = "") -> str:
 def _refused(path: Path, what: str, why: str | Exception) -> StoreError:
     source = f"{what} from {path}" if what else f"{path}"
     return StoreError(f"cannot read {source}: {getattr(why, 'strerror', None) or why}")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text to a file, whole or not at all: what was there stays until one rename replaces it.
+
+    Of a link the target is replaced. A pipe or device is written to as it is, and so is a file in a folder
+    that takes no others. Raises :class:`StoreError`.
+    """
+    try:
+        given, target = pathlib.Path(path), pathlib.Path(os.path.realpath(path))
+        if given.exists() and not (given.is_file() and os.access(target.parent, os.W_OK)):
+            _write_at(given, text, os.O_TRUNC)
+        else:
+            _replace(target, text)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise StoreError(f"cannot write {path}: {why}; give a place that can be written to") from error
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+    aside = path.with_name(f".{secrets.token_hex(8)}.new")
+    try:
+        _write_at(aside, text, os.O_CREAT | os.O_EXCL)
+        if path.exists():
+            shutil.copymode(path, aside)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _write_at(path: pathlib.Path, text: str, flags: int) -> None:
+    fd = os.open(path, _FLAGS | os.O_WRONLY | flags, 0o666)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        os.set_blocking(fd, True)
+        file.write(text)
+        file.flush()
+        if path.is_file():
+            os.fsync(fd)

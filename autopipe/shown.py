@@ -10,6 +10,8 @@ import importlib
 import pathlib
 from typing import TYPE_CHECKING, Any
 
+from .files import write_text
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -48,7 +50,7 @@ class Shown:
         """
         page = str(_look().page(self, **context))
         if path is not None:
-            pathlib.Path(path).write_text(page, encoding="utf-8")
+            write_text(path, page)
         return page
 
 

@@ -1,9 +1,14 @@
 """Every place that reads a file which a user names refuses what is no file of that kind, and at once."""
 
+import contextlib
 import os
 import pathlib
+import resource
 import signal
 import socket
+import stat
+import subprocess
+import time
 
 import pytest
 import torch
@@ -134,3 +139,60 @@ def test_bytes_of_as_many_as_may_be_are_read(tmp_path):
     assert len(files.read_bytes(path, 3 << 20)) == 3 << 20
     with pytest.raises(StoreError, match="at most"):
         files.read_bytes(path, (3 << 20) - 1)
+
+
+@pytest.mark.parametrize("size", [10, 1 << 20])
+def test_what_cannot_be_written_whole_leaves_what_was_there(size, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text("before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5, hard))  # as a disk that is full, also by the last bytes
+    try:
+        with pytest.raises(StoreError, match=r"cannot write .*plan\.json: File too large; give a place"):
+            files.write_text(path, "x" * size)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_text() == "before"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_of_a_link_the_target_is_written_with_the_permissions_it_has(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("before")
+    target.chmod(0o600)
+    link.symlink_to(target)
+    files.write_text(link, "\u00e9")
+    assert link.is_symlink()
+    assert (target.read_bytes(), target.stat().st_mode & 0o777) == ("\u00e9".encode(), 0o600)
+
+
+def test_a_pipe_is_written_to_where_somebody_reads_it(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(StoreError, match="cannot write"):
+        files.write_text(path, "x")
+    text = "x" * (1 << 18)  # more than a pipe holds
+    read = tmp_path / "read"
+    with read.open("w") as file, subprocess.Popen(["cat", path], stdout=file):
+        for _ in range(1000):  # until it has opened the pipe
+            with contextlib.suppress(StoreError):
+                files.write_text(path, text)
+                break
+            time.sleep(0.01)
+    assert read.read_text() == text
+    assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    "write", [lambda plan, path: plan.to_json(path), lambda plan, path: plan.to_html(path)]
+)
+def test_whatever_is_written_for_a_user_is_written_whole(write, tmp_path):
+    path = tmp_path / "a" / "b"
+    with pytest.raises(StoreError, match=r"cannot write .* No such file"):
+        write(planned(), path)
+    path.parent.mkdir()
+    path.write_text("before")
+    inode = path.stat().st_ino
+    write(planned(), path)
+    assert path.stat().st_ino != inode
+    assert [entry.name for entry in path.parent.iterdir()] == ["b"]

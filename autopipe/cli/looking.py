@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..files import write_text
 from . import options as o
 from .frame import verb
 from .output import Output, note, table
@@ -40,7 +41,8 @@ def profile(
     from .planning import Request
 
     _, costs = Request(model, making).profile(microbatches or 1, recalibrate)
-    _write(out, json.dumps(costs.to_dict()))
+    if out is not None:
+        write_text(out, json.dumps(costs.to_dict()))
     return Output(costs.to_dict(), "\n".join([_shown(costs), *(f"Note: {line}" for line in costs.notes)]))
 
 
@@ -58,8 +60,7 @@ def plan(
     from .planning import Request
 
     pipe = Request(model, making).split(how)
-    text = pipe.plan.to_json()
-    _write(out, text)
+    text = pipe.plan.to_json(out)
     if html is not None:
         pipe.plan.to_html(html, graph=pipe.graph.ops, costs=pipe.costs)
     uncounted = pipe.plan.settings.get("uncounted")
@@ -96,7 +97,7 @@ def simulate(
     asked = (how.schedule, how.microbatches) if is_plan(target) else (None, None)
     timeline = predict(found.plan, schedule=given or asked[0], n_microbatches=asked[1], costs=found.costs)
     if trace is not None:
-        trace.write_text(json.dumps(timeline.to_chrome_trace()))
+        write_text(trace, json.dumps(timeline.to_chrome_trace()))
     over = over_memory(found.plan, timeline)
     text = f"{timeline}\n\n{table(tables(timeline)[0])}"
     return Output({**timeline.to_dict(), "over_memory": over}, text, "; ".join(over))
@@ -309,11 +310,6 @@ def _shown(item: Any) -> str:
     from ..look import headline, tables
 
     return "\n\n".join([headline(item), *map(table, tables(item))])
-
-
-def _write(path: pathlib.Path | None, text: str) -> None:
-    if path is not None:
-        path.write_text(text)
 
 
 def _numbers(text: str, option: str) -> list[int]:

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..files import write_text
 from . import options as o
 from .frame import verb
 from .output import Output, aside, note, table
@@ -43,14 +44,17 @@ def probe(
     Under torchrun it measures between the job's own ranks.
     """
     from ..api import probe as probe_ranks
+    from ..arguments import whole
     from ..look import Column, Table
     from ..look.table import count, seconds, word
 
+    if nics is not None:
+        whole("--nics", nics, least=1, most=int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
     cluster = probe_ranks(ranks)
     if nics is not None:
         cluster = cluster.with_nics(nics)
     if out is not None:
-        out.write_text(json.dumps(cluster.to_dict()))
+        write_text(out, json.dumps(cluster.to_dict()))
     columns = (
         Column("source", "from", count),
         Column("destination", "to", count),
@@ -75,7 +79,9 @@ def run(
     model: o.Model,
     making: o.Making,
     how: o.Planning,
-    steps: Annotated[int, typer.Option(help="Training steps.", min=1, rich_help_panel=o.RUN)] = 3,
+    steps: Annotated[
+        int, typer.Option(help="Training steps.", min=1, max=1_000_000, rich_help_panel=o.RUN)
+    ] = 3,
     lr: Annotated[
         float, typer.Option(help="Learning rate of SGD, from 0 to 1000.", rich_help_panel=o.RUN)
     ] = 1e-3,
@@ -115,7 +121,7 @@ def run(
         with aside():
             result = train(pipe, steps, lr, publish, costed_s)
         if out is not None:
-            out.write_text(json.dumps(result.timeline))
+            write_text(out, json.dumps(result.timeline))
     return Output(result.to_dict(), str(result)) if os.environ.get("RANK", "0") == "0" else None
 
 

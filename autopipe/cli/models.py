@@ -121,7 +121,10 @@ def _dtype(name: str | None) -> Any:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise InputError(f"{name!r} is no floating-point dtype; write float32, bfloat16, float16 or float64")
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+    try:
+        torch.set_default_dtype(dtype)
+    except TypeError as error:  # of 8 bits: torch makes no model in them
+        raise InputError(f"no model can be made in {name}; write float32, bfloat16 or float64") from error
     try:
         yield
     finally:
@@ -143,7 +146,7 @@ def _tensor(text: str) -> torch.Tensor:
             if dtype.is_floating_point
             else torch.zeros(shape, dtype=dtype, device="cpu")
         )
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:  # too large for the memory, or for torch to count
         raise InputError(f"cannot make input {text!r}: {error}") from error
 
 

@@ -97,11 +97,12 @@ def aside() -> Iterator[None]:
 
 def writable(option: str, path: pathlib.Path) -> None:
     """Raises :class:`InputError` before any work where its result could not be written."""
+    folder = pathlib.Path(os.path.realpath(path)).parent  # where the path is a link, its target's
     if path.is_dir():
         raise InputError(f"{option} {path} is a folder; give a file in it, such as {path / 'result.json'}")
-    if not path.parent.is_dir():
-        raise InputError(f"{option} {path}: there is no folder {path.parent}; make it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    if not path.exists() and not folder.is_dir():
+        raise InputError(f"{option} {path}: there is no folder {folder}; make it first")
+    if not os.access(path if path.exists() else folder, os.W_OK):
         raise InputError(f"{option} {path} may not be written by this user; give another place")
 
 
@@ -184,6 +185,15 @@ def guard(debug: bool) -> Iterator[None]:
         yield
     except (typer.Exit, BrokenPipeError):
         raise
+    except SystemExit as error:  # ``typer.Exit`` is none
+        told = ModelError(
+            f"the model's code, or a library's, ended the process with SystemExit: {error.code}; have it "
+            "raise an error that says why"
+        )
+        if debug:
+            raise told from error
+        print(_in_short(told), file=sys.stderr)
+        raise typer.Exit(exit_code(told)) from None
     except Exception as error:
         if debug:
             raise

@@ -5,16 +5,15 @@ What is measured, and what is done with a file that is refused, is left to the c
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import pathlib
-import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import StoreError
+from ..files import write_text
 from ..schema import load, versioned
 
 __all__ = ["Store"]
@@ -73,12 +72,14 @@ class Store:
         """
         body = {"kind": kind, "key": _plain(key), "value": value}
         text = json.dumps({"version": VERSION, **body, "checksum": _digest(body)})
+        path = self.path(kind, key)
         try:
-            _write(self.path(kind, key), text)
-        except OSError as error:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, text)
+        except (OSError, StoreError) as error:
             raise StoreError(
-                f"cannot keep measurements in {self.root}: {error}; give a folder that can be written to, as "
-                "store= or in AUTOPIPE_STORE"
+                f"cannot keep measurements in {self.root}: {error.__cause__ or error}; give a folder "
+                "that can be written to, as store= or in AUTOPIPE_STORE"
             ) from error
 
     def entries(self, kind: str) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -86,21 +87,6 @@ class Store:
         for path in sorted((self.root / kind).glob("??/*.json")):
             data = _read(path)
             yield data["key"], data["value"]
-
-
-def _write(path: pathlib.Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".new")
-    temporary = pathlib.Path(name)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from ..arguments import brief
 from ..costs import Degrees
 from ..errors import InputError, PlanError
+from ..files import write_text
 from ..hardware import Cluster
 from ..schema import Count, Index, Name, Seconds, build, differs, load, parse, refuse, versioned, written
 from ..shown import Shown
@@ -106,7 +107,7 @@ class Plan(Shown):
         """The plan as JSON text, also written to ``path`` when given."""
         text = written(_to_dict(self), indent=1)
         if path is not None:
-            pathlib.Path(path).write_text(text)
+            write_text(path, text)
         return text
 
     @classmethod

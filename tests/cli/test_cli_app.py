@@ -315,7 +315,7 @@ def test_what_cannot_be_written_says_where_and_what_to_do(plan_path, options):
     verb, option = options
     done = invoke(verb, plan_path, option, "/proc/page")
     assert done.exit_code == 2
-    assert re.search(r"cannot open /proc/page: .*; name a file where you may write", done.output)
+    assert re.search(r"cannot write /proc/page: .*; give a place that can be written to", done.output)
 
 
 @pytest.mark.parametrize(
@@ -643,6 +643,15 @@ def ending():
     sys.exit(3)
 
 
+class Ending(nn.Module):
+    def forward(self, x):
+        sys.exit(0)
+
+
+def ending_late():
+    return Ending(), (torch.randn(4, 4),)
+
+
 def raising():
     raise ValueError
 
@@ -659,6 +668,7 @@ def odd(tmp_path):
     folder.mkdir()
     path = folder / "torch.py"
     path.write_text(ODD_MODELS)
+    (folder / "to nowhere").symlink_to(folder / "nowhere" / "plan.json")
     yield path
     for name in [name for name in sys.modules if name.startswith("torch of ")]:
         del sys.modules[name]
@@ -691,14 +701,20 @@ def test_a_pipe_that_closes_early_ends_it_quietly(odd):
     ("words", "code", "says"),
     [
         (("plan", "{odd}:ending", "-n", "2"), 4, "because SystemExit: 3"),
+        (("plan", "{odd}:ending_late", "-n", "2"), 4, "ended the process with SystemExit: 0"),
         (("plan", "{odd}:raising", "-n", "2"), 4, "because ValueError"),
         (("plan", "{odd}:needing", "-n", "2"), 2, "needs n; name a function"),
         (("plan", ":make", "-n", "2"), 2, "no name of a package"),
         (("plan", "builtins:dict", "-n", "2"), 2, "made a dict"),
         (("plan", SAMPLE, "-n", "2", "--input", "0x8"), 2, "8x3x224x224"),
+        (("plan", SAMPLE, "-n", "2", "--input", "9" * 30), 2, "cannot make input"),
+        (("plan", SAMPLE, "-n", "2", "--dtype", "float8_e4m3fn"), 2, "no model can be made in float8_e4m3fn"),
+        (("run", SAMPLE, "-n", "2", "--steps", "9" * 30), 2, "1000000"),
+        (("probe", "--ranks", "2", "--nics", "3"), 2, "--nics is 3; it can be at most 2"),
         (("plan", SAMPLE, "-n", "2", "--device", "cuda:77"), 2, "is not available here"),
         (("plan", SAMPLE, "-n", "2", *ESTIMATED, "--out", "{folder}"), 2, "is a folder; give a file in it"),
         (("plan", SAMPLE, "-n", "2", *ESTIMATED, "--html", "{folder}/a/b.html"), 2, "there is no folder"),
+        (("plan", SAMPLE, "-n", "2", *ESTIMATED, "--out", "{folder}/to nowhere"), 2, "there is no folder"),
         (("simulate", "{folder}"), 2, "neither a plan"),
         (("compare", SAMPLE, "--schedules", "1F1B,gpip", *ESTIMATED), 2, "did you mean '1f1b'?"),
         (("compare", SAMPLE, "--stages", "99", *ESTIMATED), 3, "can be cut into"),
