@@ -57,8 +57,7 @@ class Agreement:
 
     def together(self, words: str) -> contextlib.AbstractContextManager[None]:
         """Within it others that wait for this rank are told that it does what ``words`` says."""
-        peers = self._engine.peers
-        return contextlib.nullcontext() if peers is None else peers.together(words, waits=False)
+        return self._engine.together(words, waits=False)
 
     @contextlib.contextmanager
     def agreed(

@@ -79,7 +79,7 @@ class Engine:
     was_loaded: whether any has reached weights since :meth:`follow_parameters`.
     records: (start, duration, clock) of recent training steps.
     frees: whether weights that only others train are given back. absent: those that others train.
-    turn: held by the thread that uses the runtime.
+    turn: held by the thread that uses the runtime. under_way: what it does meanwhile.
     kinds: what takes in batches, by what arguments they come in.
     unrecorded: shapes of whole batches, by input, that the model could not be recorded on.
     publisher: writes recent steps where they are watched. peak_memory: the most the stages held.
@@ -90,6 +90,7 @@ class Engine:
         self.n_steps = self.n_forwards = self.n_loads = 0
         self.was_loaded = False
         self.was_wrapped = False
+        self.under_way = ""
         self.publisher: Publisher | None = None
         self._guards: list[Any] = []
         self._gathered: tuple[tuple[int, ...], int | None] = (), None
@@ -463,13 +464,37 @@ class Engine:
         :class:`StepError` where some are at another call. Nobody waits on for who never comes.
         """
         with self.turn:
-            return look() if self.accord is None else self.accord.call(name, look, show)
+            self.check_between(f"{name}()")
+            with self.doing(f"the call of {name}"):
+                return look() if self.accord is None else self.accord.call(name, look, show)
+
+    def check_between(self, call: str) -> None:
+        """Raise :class:`InputError` where this thread is within another call, which the user's code made."""
+        if self.under_way:
+            raise InputError(
+                f"{call} was called while {self.under_way} was under way in the same thread, by loss_fn, the "
+                "model, a hook or the handler of a signal; call it between steps (a handler can set a flag "
+                "that the loop looks at after each), or make a second runtime for what a step needs"
+            )
+
+    @contextlib.contextmanager
+    def doing(self, words: str) -> Iterator[None]:
+        """Within it no other call is taken from this thread, which has the runtime to itself."""
+        with self.turn:
+            outer, self.under_way = self.under_way, words
+            try:
+                yield
+            finally:
+                self.under_way = outer
 
     @contextlib.contextmanager
     def together(self, words: str, *, waits: bool) -> Iterator[None]:
         """Within it all ranks do what ``words`` says, between steps; ``waits``: they only wait for others."""
         peers = self.peers
-        with self.turn, contextlib.nullcontext() if peers is None else peers.together(words, waits=waits):
+        with (
+            self.doing(words),
+            contextlib.nullcontext() if peers is None else peers.together(words, waits=waits),
+        ):
             yield
 
     def outside(self, words: str) -> contextlib.AbstractContextManager[None]:

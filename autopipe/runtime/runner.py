@@ -59,7 +59,7 @@ class Runner:
         self.syncs, self.factor, self.is_summed = True, 1.0, True
         self.n_summed = 0
         self.share: Tensor | None = None
-        self._has_added = self._is_running = self._is_accumulating = False
+        self._has_added = self._is_accumulating = False
         self._hooked: Sequence[nn.Parameter] = ()
         self._traits = 0
         self._waited_s = 0.0
@@ -72,17 +72,11 @@ class Runner:
     @uncompiled
     def run(self, request: Request) -> StepResult:
         """One batch through the pipeline: forward, and backward where gradients are asked for."""
-        with self.engine.turn, accelerator.using(self.engine.device):
-            if self._is_running:
-                raise InputError(
-                    "the runtime was called from within its own step, by loss_fn or the model; call it "
-                    "between steps, or make a second runtime for what a step needs"
-                )
-            self._is_running = True
-            try:
+        engine = self.engine
+        with engine.turn:
+            engine.check_between("a step")
+            with engine.doing("a step"), accelerator.using(engine.device):
                 return self._run(request)
-            finally:
-                self._is_running = False
 
     def accumulate(self, batches: Iterable[Any], n_microbatches: int | None) -> StepResult:
         """See :meth:`Runtime.accumulate`."""
@@ -151,7 +145,7 @@ class Runner:
             try:
                 times = number("factor", factor, -MOST_TIMES, MOST_TIMES)
             except InputError as error:
-                if self._is_running:
+                if self.engine.under_way:
                     raise
                 self._refuse(error)
         return self.changed(times=times)

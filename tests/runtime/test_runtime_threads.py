@@ -3,6 +3,7 @@
 import concurrent.futures
 import pathlib
 import threading
+import types
 
 import pytest
 import thread_ranks
@@ -76,16 +77,28 @@ def test_draws_of_two_runtimes_do_not_mix():
 
 
 @pytest.mark.timeout(60)
-def test_a_step_within_a_step_is_refused():
+@pytest.mark.parametrize("name", thread_ranks.CALLS)
+def test_a_call_within_a_step_is_refused(name, tmp_path):
     x = torch.randn(8, 8)
+    is_within = [True]
 
     def loss_fn(output, target):
-        rt.evaluate(x, target=x)
+        if is_within.pop():
+            thread_ranks.CALLS[name](rt, x, tmp_path)
         return mean_square(output, target)
 
     rt = autopipe.split(chain(), 2, args=(x,), costs="estimated").runtime(loss_fn)
-    with pytest.raises(AutopipeError, match="called from within its own step"):
+    with pytest.raises(AutopipeError, match="was called while a step was under way in the same thread"):
         rt.step(x, target=x)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_call_within_a_save_is_refused(tmp_path):
+    rt = autopipe.split(chain(), 2, args=(torch.randn(8, 8),), costs="estimated").runtime(mean_square)
+    within = types.SimpleNamespace(state_dict=lambda: rt.save(tmp_path / "inner"), load_state_dict=None)
+    with pytest.raises(AutopipeError, match=r"save\(\) was called while saving a checkpoint was under way"):
+        rt.save(tmp_path / "outer", within=within)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.timeout(60)

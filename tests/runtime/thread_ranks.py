@@ -1,6 +1,8 @@
 """One rank of two: a forked child calls a runtime, then a second thread in the middle of a step."""
 
 import os
+import pathlib
+import signal
 import threading
 
 import torch
@@ -9,6 +11,31 @@ from torch import nn
 
 import autopipe
 from autopipe.errors import AutopipeError, InputError
+
+CALLS = {
+    "step": lambda rt, x, folder: rt.step(x, target=x),
+    "forward": lambda rt, x, folder: rt.forward(x),
+    "save": lambda rt, x, folder: rt.save(folder / "save"),
+    "load": lambda rt, x, folder: rt.load(folder / "save"),
+    "resume": lambda rt, x, folder: rt.resume(folder),
+    "publish": lambda rt, x, folder: rt.publish(folder),
+    "report": lambda rt, x, folder: rt.report(),
+    "clip": lambda rt, x, folder: rt.clip_grad_norm_(1.0),
+    "gather": lambda rt, x, folder: rt.gather_weights(),
+    "rebalance": lambda rt, x, folder: rt.rebalance(),
+}
+"""What a rank may call between steps alone."""
+
+
+def interrupted(rt, x, folder):
+    """A signal's handler that saves in the middle of a step ends that step on every rank, with the cause."""
+    signal.signal(signal.SIGUSR1, lambda *_: CALLS["save"](rt, x, folder))
+    told = ""
+    try:
+        rt.step(x, target=x)
+    except AutopipeError as error:
+        told = str(error)
+    assert "save() was called while a step was under way in the same thread" in told, told
 
 
 def alone(rt, x):
@@ -59,6 +86,12 @@ def main():
 
     pipe = autopipe.split(model, 2, args=(x,), costs="estimated")
     alone(pipe.runtime(nn.functional.mse_loss), x)
+
+    def signalled(output, target):
+        signal.raise_signal(signal.SIGUSR1)
+        return nn.functional.mse_loss(output, target)
+
+    interrupted(pipe.runtime(signalled), x, pathlib.Path("never"))
     rt = pipe.runtime(loss_fn)
     try:
         rt.step(x, target=x)
