@@ -254,6 +254,36 @@ def test_a_layer_is_given_as_many_rows_as_its_code_names_that_runs(monkeypatch: 
         assert (max(given) > 3000) is (kind is Chained)
 
 
+class OfPlaces(Leaf):
+    """Does something else from so many places on, of all rows together."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return y - y.mean((0, 1)) if len(y.flatten(0, 1)) > 9000 else y
+
+
+class OfFew(Leaf):
+    """Names a number that no rows come to."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * len(x) / max(len(x), 1 << 40, 100)
+
+
+@pytest.mark.parametrize("kind", [OfPlaces, OfFew])
+def test_a_layer_is_given_no_more_rows_than_tell_anything(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_call, given = among_many.run_call, set()
+
+    def noting(model: Any, constants: Any, call: Any, args: Any, *told: Any) -> Any:
+        given.update(len(x) for x in args if isinstance(x, Tensor))
+        return run_call(model, constants, call, args, *told)
+
+    monkeypatch.setattr(among_many, "run_call", noting)
+    model = nn.Sequential(kind(torch.tanh), nn.Linear(4, 2))
+    beyond = capture(model, (torch.randn(2, 16, 4),), closed=["0"]).variation.mixing.beyond
+    assert (beyond is not None) is (kind is OfPlaces)
+    assert 100 < max(given) < 1000
+
+
 def test_a_profiler_sees_all_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     called: collections.Counter[str] = collections.Counter()
 

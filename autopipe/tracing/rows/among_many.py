@@ -7,7 +7,9 @@ rows, each of a few so many times over; running a form on as many as are found i
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -181,15 +183,21 @@ class _Look:
         return 0
 
     def _most_named(self, call: Call) -> int:
-        """As often as rows may come for code to come to the number that it names, or as is usual."""
+        """As often as rows may come for code to come to the numbers that it names, or as is usual.
+
+        One that takes more rows than may be given is come to by their places: rows times other sizes.
+        """
         if id(call) in self._of_sizes:
             return 0
-        n_bytes = sum(t.nbytes for c in call.inputs for t in tensors(self._few[id(c)])) or 1
+        given = [t for c in call.inputs for t in tensors(self._few[id(c)])]
+        n_bytes = sum(t.nbytes for t in given) or 1
         usual = max((times for times in _STEPS if times * n_bytes <= _MOST_BYTES), default=0)
-        most_named = max(self._code.numbers(call, self._ran.may_run), default=0)
-        named = min(most_named, _MOST_ROWS) // self._n + 1
         most = min((self._most[id(c)] for c in call.inputs if id(c) in self._of_sizes), default=_FAR)
-        return min(most, max(usual, min(named, _MOST_BYTES_NAMED // n_bytes)))
+        most_named = min(most, _MOST_ROWS // self._n + 1, _MOST_BYTES_NAMED // n_bytes)
+        sizes = {self._n, *(n for t in given for n in itertools.accumulate(t.shape, operator.mul))}
+        numbers = self._code.numbers(call, self._ran.may_run)
+        named = (n // size + 1 for n in numbers for size in sizes if size >= self._n)
+        return max(min(most, usual), max((times for times in named if times <= most_named), default=0))
 
     def _most_times(self, call: Call, value: Any) -> int:
         """As often as rows may come for something made of sizes, and for what that is made of."""
