@@ -53,6 +53,9 @@ MIXED: dict[str, Callable[[Tensor], Tensor]] = {
     "largest half": lambda h: h * (h >= h.kthvalue(max(1, len(h) // 2), dim=0)[0]),
     "largest of all": lambda h: h * (h >= h.flatten().topk(2 * len(h))[0][-1]),
     "span of all rows": spanned,
+    "sign of a mean over places of all rows": lambda h: h * (h.view(-1, 2).mean(0) > 0).repeat(2),
+    "largest place of all rows": lambda h: h * (h.view(-1, 2) >= h.view(-1, 2).topk(3, 0)[0][2]).view_as(h),
+    "sign of one mean": lambda h: h * (h.mean() > 0),
 }
 ALONE: dict[str, Callable[[Tensor], Tensor]] = {
     "sign of each row's mean": lambda h: h * (h.mean(1, keepdim=True) > 0),
@@ -69,6 +72,30 @@ def test_what_all_rows_decide_is_right_or_refused(kind: str, is_open: bool, seed
     step, whole = step_and_whole(Net(MIXED[kind], is_open=is_open), torch.randn(6, 4).double())
     with contextlib.suppress(InputError):
         torch.testing.assert_close(step(), whole, rtol=1e-9, atol=0)
+
+
+class Labelled(nn.Module):
+    """A loss over labels, which weigh rows."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.net(x), labels)
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "whole"])
+@pytest.mark.parametrize("kind", MIXED)
+def test_what_all_rows_decide_ahead_of_a_loss_over_labels_is_right_or_refused(
+    kind: str, is_open: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Labelled(Net(MIXED[kind], is_open=is_open)).double()
+    example = torch.randn(6, 4).double(), torch.tensor([0, 1, 2, 3, 0, 1])
+    pipe = autopipe.split(model, 2, example, costs="estimated", n_microbatches=3)
+    with contextlib.suppress(InputError):
+        torch.testing.assert_close(pipe.runtime().step(*example).loss, model(*example), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "whole"])

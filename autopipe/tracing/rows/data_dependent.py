@@ -322,8 +322,8 @@ class _Noted(Numbers):
     """Notes that values of a tensor are read, where as truths, that they are counted, ordered or left out,
     and where a tensor is to be cut that ends before it: ``beyond``, by that place and the size.
 
-    It ``gathers`` where something without rows is made of all of ``n_rows``. What is ``done`` does not go by
-    data, or is None. Of the ``held`` tables it notes
+    It ``gathers`` where something without rows is made of all of ``n_rows``, and makes ``totals`` where that
+    is a number. What is ``done`` does not go by data, or is None. Of the ``held`` tables it notes
     those of which code takes places, and of which it takes one for each of ``n_rows`` in turn, those of whole
     numbers."""
 
@@ -332,7 +332,7 @@ class _Noted(Numbers):
         self._held, self._n_rows = held or {}, n_rows
         self.tables: dict[str, Tensor] = {}
         self.by_number: dict[str, Tensor] = {}
-        self.has_read = self.ranks = self.skips = self.gathers = False
+        self.has_read = self.ranks = self.skips = self.gathers = self.totals = False
         self.beyond: set[tuple[int, int]] = set()
         self.truths: dict[_Place, int] = {}
         self._known: dict[Any, _Known] = {}
@@ -355,10 +355,13 @@ class _Noted(Numbers):
         result = super().__torch_function__(func, types, args, kwargs)
         if known.kind == "read" and _is_truth(name, result) and (place := _place()) is not None:
             self.truths[place] = self.truths.get(place, 0) + 1
-        gathers = self._is_gathered(args, result)
+        gathered = self._gathered(args, result)
         has_read |= _is_whole_number(result) and any(map(_is_counted, tensors((args, kwargs))))
-        self.gathers, self.has_read = self.gathers or gathers, self.has_read or has_read
-        if has_read or gathers or beyond or tables or known.ranks or known.skips:
+        self.has_read = self.has_read or has_read
+        if gathered:
+            is_total = all(map(is_number, gathered))
+            self.gathers, self.totals = self.gathers or not is_total, self.totals or is_total
+        if has_read or gathered or beyond or tables or known.ranks or known.skips:
             self.done = None
         elif self.done is not None:
             self.done.append(deed(name, args, kwargs, result))
@@ -368,12 +371,19 @@ class _Noted(Numbers):
                 self.by_number[held] = table
         return result
 
-    def _is_gathered(self, args: Any, result: Any) -> bool:
-        """Whether a function gives something without rows of what has them, along its first axis."""
+    def _gathered(self, args: Any, result: Any) -> list[Tensor]:
+        """What a function makes without rows of what has them, whole or in pieces, along its first axis.
+
+        Places that lie otherwise than they were given are not made of all rows yet.
+        """
         given = args[0] if args else None
-        if not (isinstance(given, Tensor) and given.ndim and given.shape[0] == self._n_rows and self._n_rows):
-            return False
-        return isinstance(result, Tensor) and result.is_floating_point() and self._n_rows not in result.shape
+        if not (isinstance(given, Tensor) and given.ndim and self._n_rows):
+            return []
+        n = given.shape[0]
+        if not n or n % self._n_rows or (isinstance(result, Tensor) and n in result.shape):
+            return []
+        made = (t for t in tensors(result) if t.is_floating_point() and n not in t.shape)
+        return [t for t in made if t.numel() != given.numel() or t.shape[:1].numel() % self._n_rows]
 
 
 class Turned(HiddenMode):

@@ -6,7 +6,6 @@ does not tell is left to ``row_questions``.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 from collections.abc import Mapping, Set
@@ -22,9 +21,9 @@ from ..calls.likeness import is_equal
 from ..calls.perform import run_call
 from ..inputs.structure import Spec, flatten, unflatten
 from ..sizes.dims import axis_of
-from .results import ROUNDED, Rows, axes, is_close
+from .results import ROUNDED, Rows, axes, is_close, run_until
 
-__all__ = ["untold_alone"]
+__all__ = ["leaves_anything", "untold_alone"]
 
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
@@ -47,7 +46,7 @@ def untold_alone(
     to be the same in both. Calls that keep or write anything, or have rows otherwise than along one axis, do
     not tell.
     """
-    told = {call: numbers for call, numbers in limits.items() if not _leaves_anything(form, call)}
+    told = {call: numbers for call, numbers in limits.items() if not leaves_anything(form, call)}
     found = set[int]().union(*(numbers for call, numbers in limits.items() if call not in told))
     taken = {c for call in told for c in call.inputs}
     before: dict[Call, _Value] = {}
@@ -56,8 +55,6 @@ def untold_alone(
     def keep(call: Call, value: Any) -> None:
         if call in taken and call.depends & _OF_ROWS:
             before[call] = _Value.of(call, value, dim, shapes).copied()
-        if call is last:
-            raise _EnoughError
 
     def look(call: Call, value: Any) -> None:
         if call in taken:
@@ -65,8 +62,6 @@ def untold_alone(
         for n in told.get(call, set()) - found:
             if not is_alike(call, value, n // 2 + 1):
                 found.add(n)
-        if call is last:
-            raise _EnoughError
 
     def is_alike(call: Call, value: Any, times: int) -> bool:
         here = _Value.of(call, value, dim, shapes)
@@ -81,18 +76,13 @@ def untold_alone(
             return False
         return here.is_among(flatten(there)[0])
 
-    last = next((call for call in reversed(form.calls) if call in told), None)
-    for run, shown in ((few, keep), (more, look)) if told else ():
-        with contextlib.suppress(_EnoughError):
-            run("ab", shown)
+    for last in [call for call in form.calls if call in told][-1:]:
+        run_until(few, "ab", last, keep)
+        run_until(more, "ab", last, look)
     return found
 
 
-class _EnoughError(Exception):
-    """The last call that is asked has run."""
-
-
-def _leaves_anything(form: Recording, call: Call) -> bool:
+def leaves_anything(form: Recording, call: Call) -> bool:
     """Whether a call may leave something for others, or go by what it has left."""
     return bool(call.keeps or call.mutated or call.writes or call.has_effect or call.path in form.begun)
 

@@ -5,6 +5,7 @@ Putting rows there, and what mixes them where it is not, are left to ``mixing``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ __all__ = [
     "is_floating",
     "is_number",
     "other_axes",
+    "run_until",
 ]
 
 ALLOWED = {float64: 1e-8, float32: 1e-3}
@@ -435,6 +437,23 @@ def other_axes(call: Call, dim: Dim, shapes: _Shapes) -> list[tuple[int, bool]]:
         if type(n) is not int and n != rows and rows in n.free_symbols:
             out.append((axis, n.subs(rows, 0) == 0 and rows not in n.diff(rows).free_symbols))
     return out
+
+
+class _EnoughError(Exception):
+    """The last call that is asked has run."""
+
+
+def run_until(run: Rows, rows: str, last: Call, look: Callable[[Call, Any], Any]) -> None:
+    """Run a form for ``rows`` as far as its call ``last``; ``look`` is shown each call with its value."""
+
+    def shown(call: Call, value: Any) -> Any:
+        seen = look(call, value)
+        if call is last:
+            raise _EnoughError
+        return seen
+
+    with contextlib.suppress(_EnoughError):
+        run(rows, shown)
 
 
 def is_floating(value: Any) -> bool:

@@ -31,7 +31,7 @@ from .many_rows import untold_alone
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ
 from .tables import noughts, uneven
 from .thresholds import MOST, beside_places, rows_to_try, thresholds
-from .unlike_rows import fault_among_unlike, gathered, width
+from .unlike_rows import fault_among_unlike, gathered, that_stay, width
 from .varied_data import of_other_sign, of_other_weights, signed, told_otherwise, unlike, with_missing
 
 __all__ = ["Asked", "first_found", "first_mixed", "if_told", "mixed_in", "of_other_signs"]
@@ -116,7 +116,7 @@ def _questions(
         # what two rows do not come near to, as a largest norm, more of them may pass
         yield functools.partial(_of_more, results, asked.seen, given, dim, shapes, watch), False
     if is_more and not asked.seen.is_noisy:
-        spread = gathered(form, dim, shapes)
+        spread = _gathered(asked)
         for n in _of_unlike_rows(asked, watch, spread):
             if n > 2 * _MANY and n > _most_named(asked, form.calls):
                 unasked.add(n)
@@ -274,11 +274,36 @@ def _by_other_data(asked: Asked, read: Reading) -> Iterator[Callable[..., Result
 
 def _of_unlike_rows(asked: Asked, watch: Watch, spread: Mapping[int, int] | None) -> list[int]:
     """How many rows to ask for that are all unlike: many, and more than they are wide where that matters."""
-    if spread is None and not (watch.noted and watch.noted.gathers):
+    if spread is None and not _gathers(asked, watch):
         return []
     wide = width(asked.form)
     numbers = [2 * _MANY, *([wide + 2 + wide % 2] if 2 * _MANY < wide + 2 <= MOST else [])]
     return [n for n in numbers if asked.takes(n) and asked.takes(n // 2)]
+
+
+def _gathers(asked: Asked, watch: Watch) -> bool:
+    """Whether anything without rows was made of all of them that is told by other rows, or tells of them.
+
+    Numbers are not where labels weigh them, and they go nowhere but into other numbers, evenly.
+    """
+    noted = watch.noted
+    if noted is None:
+        return False
+    return noted.gathers or (noted.totals and (noted.may_bend or not asked.seen.is_counted))
+
+
+def _gathered(asked: Asked) -> dict[int, int] | None:
+    """See :func:`gathered`, but for calls that only ask of what kind rows are."""
+    told = asked.dim, asked.shapes
+    if not (found := gathered(asked.form, *told)):
+        return found
+    try:
+        stays = that_stay(asked.code.model, asked.form, asked.run(alone=True), *told, asked.device)
+    except Exception as error:
+        # any Python of the model, on rows it may not take
+        _logger.debug("what goes by rows was not told: %s", error)
+        return found
+    return gathered(asked.form, *told, stays)
 
 
 def _among_unlike(asked: Asked, n: int, spread: Mapping[int, int], watch: Watch) -> str:

@@ -6,7 +6,7 @@ and their span has no more than two directions. Which forms are asked is left to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,18 +14,24 @@ from torch import Tensor, dtype, nn
 
 from ...graph import Dim
 from ...units import Size
-from ..calls.call import Call, Depends, Recording
+from ..calls.call import Call, Depends, Recording, map_calls
 from ..calls.describe import call_and_place
 from ..calls.functions import plain_name, tensors
+from ..calls.likeness import is_equal
+from ..calls.perform import run_call
+from ..inputs.structure import mapped
 from ..sizes.rerun import replay
 from .alike_layers import AlikeLayers
-from .results import axes, is_close, is_floating, is_number
+from .many_rows import leaves_anything
+from .results import Rows, axes, is_close, is_floating, is_number, run_until
 
-__all__ = ["fault_among_unlike", "gathered", "width"]
+__all__ = ["fault_among_unlike", "gathered", "that_stay", "width"]
 
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _FACTORS = 1.0, 2.0, 0.5, 1.5, 0.25, 0.75, 1.25, 1.75
 """What rows are taken times, one after another; those of the second half are of the other sign."""
+_BACK = -1.25
+"""What the first half's are taken times, for the second to have a mean of the other sign."""
 _SPANNING = frozenset({
     "linalg_lstsq", "linalg_pinv", "linalg_qr", "linalg_svd", "lstsq", "orthogonal", "pinv", "pinverse", "qr",
     "svd",
@@ -33,31 +39,88 @@ _SPANNING = frozenset({
 """Functions of the directions that rows span: of fewer rows than these are wide, all."""
 
 
-def gathered(form: Recording, dim: Dim, shapes: _Shapes) -> dict[int, int] | None:
-    """The calls of whose rows something without rows is made that other rows go by; None where there is none.
+def gathered(
+    form: Recording, dim: Dim, shapes: _Shapes, stays: Collection[int] = ()
+) -> dict[int, int] | None:
+    """The calls of whose rows something without rows is made that other rows go by; None if there is none.
 
     Each by id, with the axis along which its rows lie. Where rows change their axis, what is made of them
-    along it is not told from rows: then there is something, of no call that is known.
+    along it is not told from rows: then there is something, of no call that is known. Calls that ``stays``
+    has, by id, give the same whatever rows hold.
     """
     sources: dict[int, frozenset[int]] = {}
     places: dict[int, int] = {}
     found: set[int] = set()
     is_turned = False
-    for call in form.calls:
-        if call.op == "output":
-            continue
-        known = [axes(call, i, dim, shapes) for i in range(len(shapes.get(id(call), ())))]
-        with_rows = [c for c in call.inputs if id(c) in places and is_floating(c.value)]
+    for call, known, with_rows in _with_rows(form, dim, shapes):
         of = frozenset[int]().union(*(sources.get(id(c), ()) for c in call.inputs))
-        if any(known):
+        if known:
             found |= of
-            places[id(call)] = next(a[0] for a in known if a)
+            places[id(call)] = known[0][0]
             is_turned |= call.op != "placeholder" and any(
-                a != [places[id(c)]] for c in with_rows for a in known if a
+                a != [places[id(c)]] for c in with_rows for a in known
             )
         elif call.op != "placeholder" and call.depends & Depends.INPUT:
-            sources[id(call)] = of | {id(c) for c in with_rows}
+            sources[id(call)] = of if id(call) in stays else of | {id(c) for c in with_rows}
     return {number: places[number] for number in found} if found or is_turned else None
+
+
+def _with_rows(
+    form: Recording, dim: Dim, shapes: _Shapes
+) -> Iterator[tuple[Call, list[list[int]], list[Call]]]:
+    """Each call with the axes of those of its tensors that have rows, and what it takes that has them."""
+    have: set[int] = set()
+    for call in form.calls[:-1]:
+        each = (axes(call, i, dim, shapes) for i in range(len(shapes.get(id(call), ()))))
+        known = [a for a in each if a]
+        yield call, known, [c for c in call.inputs if id(c) in have and is_floating(c.value)]
+        if known:
+            have.add(id(call))
+
+
+def that_stay(
+    model: nn.Module, form: Recording, run: Rows, dim: Dim, shapes: _Shapes, device: torch.device
+) -> set[int]:
+    """Ids of the calls without rows that take some, of floats, and give the same whatever these hold.
+
+    As angles do that are of the type of a hidden state. ``run`` runs the form; beside it each such call runs
+    alone, on other numbers and on none. Those that leave anything behind do not tell.
+    """
+    asked = {
+        call: {id(c) for c in with_rows}
+        for call, known, with_rows in _with_rows(form, dim, shapes)
+        if with_rows and not known and not leaves_anything(form, call)
+    }
+    taken = {c for call in asked for c in call.inputs}
+    values: dict[Call, Any] = {}
+    found: set[int] = set()
+
+    def look(call: Call, value: Any) -> None:
+        if call in taken:
+            values[call] = value
+        if call in asked and all(is_equal(value, made) for made in _of_others(call)):
+            found.add(id(call))
+
+    def _of_others(call: Call) -> Iterator[Any]:
+        for other in _OTHERS:
+            held = {c: mapped(other, v) if id(c) in asked[call] else v for c, v in values.items()}
+            args, kwargs = (map_calls(given, held.__getitem__) for given in (call.args, call.kwargs))
+            yield run_call(model, form.constants, call, args, kwargs, {}, device)
+
+    if asked:
+        run_until(run, "ab", [*asked][-1], look)
+    return found
+
+
+def _none(value: Any) -> Any:
+    return torch.full_like(value, float("nan")) if is_floating(value) else value
+
+
+def _far(value: Any) -> Any:
+    return value * -1024 if is_floating(value) else value
+
+
+_OTHERS = _none, _far
 
 
 def width(form: Recording) -> int:
@@ -85,19 +148,24 @@ def fault_among_unlike(
 ) -> str:
     """In words, the first call that gives other rows in half of a batch of ``n`` than in all; or nothing.
 
-    Values of calls that are ``spread``, with their axes, get another sign in the second half, or else the
-    inputs do. Numbers that labels weigh, which ``is_counted``, are not compared. Nothing where something
-    comes out that is no number. Of layers that are ``alike`` one runs for all.
+    Values of calls that are ``spread``, with their axes, are in the second half those of the first with
+    another sign, or else the inputs have another there. Of numbers that labels weigh, which ``is_counted``,
+    the rows are compared that they are made of. Nothing where something comes out that is no number. Of
+    layers that are ``alike`` one runs for all.
     """
     batch = _unlike(given, dim, n, is_signed=not spread)
     device = next(iter(batch.values())).device
+    put: dict[int, Tensor] = {}
 
     def run(begin: int, end: int) -> tuple[dict[tuple[int, int], Tensor], list[Any]]:
         kept: dict[tuple[int, int], Tensor] = {}
 
         def look(call: Call, value: Any) -> Any:
-            axis = spread.get(id(call))
-            other = None if axis is None else value * _factors(value, axis, n)[begin:end]
+            axis, other = spread.get(id(call)), None
+            if axis is not None:
+                if id(call) not in put:
+                    put[id(call)] = _there_and_back(value, axis, n)
+                other = put[id(call)].narrow(axis, begin, end - begin)
             made = value if other is None else other
             kept.update(((id(call), i), t.detach().clone()) for i, t in enumerate(tensors(made)))
             return other
@@ -107,7 +175,6 @@ def fault_among_unlike(
         result = replay(model, form, piece, device, alike.sharing() if alike else None, look=look).result
         return kept, [v for c, v in zip(form.calls[-1].args[0], result, strict=True) if isinstance(c, Call)]
 
-    leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
     whole, *halves = [run(*ends) for ends in ((0, n), (0, n // 2), (n // 2, n))]
     made = [t for _, values in (whole, *halves) for v in values for t in tensors(v) if not t.is_nested]
     if not all(bool(t.isfinite().all()) for t in made):
@@ -122,22 +189,45 @@ def fault_among_unlike(
             return False
         return any(is_other(of, parts, axis) for axis in axes(call, i, dim, shapes)[:1])
 
-    for call, of, *parts in zip(leaves, whole[1], *(values for _, values in halves), strict=True):
-        is_mean = is_number(of) and not is_counted and call.op != "placeholder"
-        if differs(call, 0, of, parts):
-            break
-        if is_mean and not any(is_close(of, (parts[0] + parts[1]) / k, allowed) for k in (1, 2)):
-            break
-    else:
+    def differs_within(call: Call, i: int) -> bool:
+        of, *parts = (kept.get((id(call), i)) for kept, _ in (whole, *halves))
+        return differs(call, i, of, parts)
+
+    def is_told_otherwise(call: Call, of: Any, *parts: Any) -> bool:
+        if not is_number(of) or call.op == "placeholder":
+            return differs(call, 0, of, parts)
+        if is_counted:
+            return any(differs_within(c, 0) for c in _rows_behind(call, dim, shapes))
+        return not any(is_close(of, (parts[0] + parts[1]) / k, allowed) for k in (1, 2))
+
+    leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
+    each = zip(leaves, whole[1], *(values for _, values in halves), strict=True)
+    other = next((told[0] for told in each if is_told_otherwise(*told)), None)
+    if other is None:
         return ""
-    for each in form.calls[:-1]:
-        for i in range(len(shapes.get(id(each), ()))):
-            at = id(each), i
-            if at in whole[0] and differs(
-                each, i, whole[0][at], [kept[at] for kept, _ in halves if at in kept]
-            ):
-                return f"{call_and_place(each)}, among rows that are unlike"
-    return f"{call_and_place(call)}, among rows that are unlike"
+    within = (c for c in form.calls[:-1] for i in range(len(shapes.get(id(c), ()))) if differs_within(c, i))
+    return f"{call_and_place(next(within, other))}, among rows that are unlike"
+
+
+def _rows_behind(call: Call, dim: Dim, shapes: _Shapes) -> list[Call]:
+    """The calls with rows, of inputs, that one without rows is made of, through others without."""
+    found: dict[Call, None] = {}
+    ahead, seen = [call], {call}
+    while ahead:
+        for each in ahead.pop().inputs:
+            if each.op != "placeholder" and each not in seen and each.depends & Depends.INPUT:
+                seen.add(each)
+                if any(axes(each, i, dim, shapes) for i in range(len(shapes.get(id(each), ())))):
+                    found[each] = None
+                else:
+                    ahead.append(each)
+    return [*found]
+
+
+def _there_and_back(value: Tensor, axis: int, n: int) -> Tensor:
+    """The first half of ``n`` rows, each times a factor, and a little more of these with the other sign."""
+    half = value.narrow(axis, 0, n // 2) * _factors(value, axis, n)[: n // 2]
+    return torch.cat([half, half * _BACK], axis)
 
 
 def _factors(like: Tensor, axis: int, n: int) -> Tensor:
