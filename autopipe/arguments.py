@@ -22,10 +22,12 @@ from typing import Any, TypeVar
 from .errors import InputError
 
 __all__ = [
+    "Check",
     "brief",
     "called",
     "flag",
     "mapping",
+    "names",
     "number",
     "one_of",
     "place",
@@ -34,9 +36,13 @@ __all__ = [
     "taking",
     "text",
     "whole",
+    "word",
 ]
 
 MOST = 2**31 - 1
+
+Check = Callable[[str, Any], Any]
+"""(name, value) → the value as it is kept, a number of any type as Python's own."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -119,6 +125,11 @@ def one_of(name: str, value: Any, known: Iterable[str]) -> str:
     raise InputError(f"{name} is {brief(value)}; use one of {', '.join(map(repr, words))}{hint}")
 
 
+def word(*known: str) -> Check:
+    """The check for one of these words."""
+    return lambda name, value: one_of(name, value, known)
+
+
 def flag(name: str, value: Any) -> bool:
     """True or False."""
     if not isinstance(value, bool):
@@ -153,6 +164,12 @@ def sequence(name: str, value: Any, wanted: str) -> Sequence[Any]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise InputError(f"{name} is {brief(value)}; it must be {wanted}")
     return value
+
+
+def names(name: str, value: Any) -> tuple[str, ...]:
+    """A list of names, and no single one."""
+    given = sequence(name, value, "a list of names")
+    return tuple(text(f"{name}[{x}]", item) for x, item in enumerate(given))
 
 
 def mapping(name: str, value: Any, wanted: str) -> dict[str, Any]:

@@ -15,25 +15,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..arguments import brief, flag, mapping, number, one_of, plain, sequence, text, whole
+from ..arguments import Check, brief, flag, mapping, names, number, one_of, whole, word
 from ..costs import CostTable
 from ..errors import InputError
 from ..hardware import Cluster, Device
 from ..measure import Store
 from ..presets import OFFLOADS, OPTIMIZERS, PRECISIONS
 from ..schedule import NAMES
+from ..solve import CHECKS
 from ..torch_private import CALL_HOOK
 from ..tracing import Capture
-from ..units import parse_bytes
 
 __all__ = ["check_model", "check_names", "check_whole", "checked"]
 
 MOST_STAGES = MOST_MICROBATCHES = 2**16
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 """What makes replicas or shards of a model on other ranks."""
-
-Check = Callable[[str, Any], Any]
-"""(name, value) → the value, a number of any type as Python's own."""
 
 
 def check_model(model: Any, args: Any, kwargs: Any) -> None:
@@ -117,10 +114,6 @@ def _count(most: int) -> Check:
     return check
 
 
-def _word(*known: str) -> Check:
-    return lambda name, value: one_of(name, value, known)
-
-
 def _at_least(least: int, most: int) -> Check:
     return lambda name, value: whole(name, value, least, most)
 
@@ -140,31 +133,6 @@ def _a(wanted: str, *types: type[Any]) -> Check:
 
 def _balance(name: str, value: Any) -> Any:
     return value if callable(value) else one_of(name, value, ("cost", "parameters", "uniform"))
-
-
-def _limits(name: str, value: Any) -> Any:
-    is_one = isinstance(value, str) or plain(value) is not None
-    try:
-        return parse_bytes(value) if is_one else [*map(parse_bytes, sequence("it", value, _LIMIT))]
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
-
-
-_LIMIT = "bytes such as '70GB', or a list of one for each rank"
-
-
-def _pins(name: str, value: Any) -> dict[str, int]:
-    given = mapping(name, value, "a dict of module path to stage, such as {'lm_head': 3}")
-    return {p: whole(f"{name}[{p!r}]", stage, -MOST_STAGES, MOST_STAGES) for p, stage in given.items()}
-
-
-def _names(name: str, value: Any) -> list[str]:
-    return [text(f"{name}[{x}]", item) for x, item in enumerate(sequence(name, value, "a list of names"))]
-
-
-def _groups(name: str, value: Any) -> list[list[str]]:
-    groups = sequence(name, value, "a list of lists of names")
-    return [_names(f"{name}[{x}]", group) for x, group in enumerate(groups)]
 
 
 def _dims(name: str, value: Any) -> dict[str, int]:
@@ -199,31 +167,21 @@ def _optimizer(name: str, value: Any) -> Any:
 
 
 _CHECKS: Mapping[str, Check] = {
+    **CHECKS,
     "n_stages": _count(MOST_STAGES),
     "n_ranks": _optional(_at_least(1, MOST_STAGES)),
     "min_ranks": _at_least(1, MOST_STAGES),
     "n_microbatches": _count(MOST_MICROBATCHES),
-    "schedule": _word(*NAMES, "auto"),
+    "schedule": word(*NAMES, "auto"),
     "balance": _balance,
     "costs": _a("'measured', 'estimated', a CostTable or the path of one", str, CostTable, pathlib.Path),
     "cluster": _optional(_a("a Cluster or the path of one", Cluster, str, pathlib.Path)),
     "device": _optional(_device),
-    "memory_limit": _optional(_limits),
-    "ties": _word("auto", "sync", "colocate"),
-    "pin": _optional(_pins),
-    "together": _groups,
-    "uncut": _names,
-    "recompute": _word("never", "auto", "always"),
-    "clone": _word("auto", "never", "always"),
-    "overlap": flag,
-    "sender_pays": _word("once", "receiver"),
-    "device_order": _word("hosts", "given", "auto"),
-    "optimizer_bytes_per_parameter_byte": _number(0, most=1e3),
     "time_limit_s": _optional(_number(0, most=1e9, unit="seconds")),
     "stall_limit_s": _optional(_number(0, above=True, most=1e9, unit="seconds")),
     "dynamic": _dynamic,
-    "open": _names,
-    "closed": _names,
+    "open": names,
+    "closed": names,
     "store": _optional(_a("a folder's path or a Store", str, pathlib.Path, os.PathLike, Store)),
     "dims": _optional(_dims),
     "dtype": _optional(_a("a torch dtype", torch.dtype)),
@@ -231,8 +189,8 @@ _CHECKS: Mapping[str, Check] = {
     "compiled": flag,
     "training": flag,
     "optimizer": _optimizer,
-    "precision": _optional(_word(*PRECISIONS)),
-    "offload": _word(*OFFLOADS),
+    "precision": _optional(word(*PRECISIONS)),
+    "offload": word(*OFFLOADS),
     "n_peers": _at_least(0, 4096),
     "min_passes": _at_least(1, 10**6),
     "max_passes": _at_least(1, 10**6),

@@ -138,7 +138,9 @@ def candidate_table(plan: Plan) -> Table:
         for c in plan.candidates
     )
     more = plan.n_candidates - len(rows)
-    notes = [f"The best of each schedule and count; {more} more were simulated."] * (more > 0)
+    notes = [
+        f"The best by each rule, and of each other schedule and count of stages; {more} more were simulated."
+    ] * (more > 0)
     if steps := plan.settings.get("steps_by_microbatches"):
         told = ", ".join(f"{seconds(step)} as {n}" for n, step in steps.items())
         notes.append(f"Steps of the batch cut into other counts of microbatches: {told}.")

@@ -20,6 +20,7 @@ class Settings(TypedDict, total=False):
     uncut: list[Name]
     clone: Literal["auto", "never", "always"]
     sender_pays: Literal["once", "receiver"]
+    device_order: Literal["hosts", "given", "auto"]
     recompute: Literal["never", "auto", "always"]
     overlap: bool
     memory_limit: Bytes | str | list[Bytes | str] | None

@@ -26,10 +26,11 @@ from .definition.blocks import Block
 from .definition.problem import Item, Net, Problem, Share, Stage
 from .explain import Explanation, Move, explain
 from .making.cases import SEVERAL_PER_RANK
-from .making.options import options_of
+from .making.options import CHECKS, options_of
 from .search import check_room, solve, usual_time_s
 
 __all__ = [
+    "CHECKS",
     "SEVERAL_PER_RANK",
     "Answer",
     "Block",

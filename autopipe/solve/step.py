@@ -180,7 +180,7 @@ def _near(case: Case, problem: Problem, answer: Answer, deadline: float) -> Iter
         for slack, found in zip(_SLACK, chains, strict=True):
             if found is not None and found not in seen:
                 seen.add(found)
-                yield f"within {slack:.0%}", found
+                yield f"bottleneck within {slack:.0%}" if slack else "best bottleneck, least work", found
 
 
 def _climbed(
@@ -245,6 +245,7 @@ def _written(case: Case) -> dict[str, Any]:
         "uncut": list(s.uncut),
         "clone": s.clone,
         "sender_pays": s.sender_pays,
+        "device_order": s.device_order,
         "recompute": s.recompute,
         "overlap": s.overlap,
         "memory_limit": _limit_written(case.source.limits),

@@ -18,7 +18,8 @@ from autopipe.hardware import Cluster, Device, Link
 from autopipe.look.tables import candidate_table
 from autopipe.plans import Plan
 from autopipe.simulator import simulate
-from autopipe.solve import Item, Net, Problem, Stage, answers, chain, chains
+from autopipe.solve import Item, Net, Problem, Stage, answers, chain, chains, options_of
+from autopipe.solve.making.options import Options
 from autopipe.units import parse_bytes
 
 
@@ -425,3 +426,30 @@ def given_in(second, whole):
         for op, c in table.costs.items()
     }
     return dataclasses.replace(table, costs=rows, start_s=second(0.0))
+
+
+def test_a_plan_is_solved_again_under_all_that_was_asked_for():
+    """Of every option another value than its default; a new one is to be added here."""
+    asked = {
+        "n_stages": 3,
+        "n_microbatches": 6,
+        "schedule": "gpipe",
+        "balance": "uniform",
+        "min_ranks": 3,
+        "memory_limit": [1 << 30, 1 << 31, 1 << 30],
+        "ties": "sync",
+        "pin": {"layer1": 0},
+        "together": [["layer2", "layer3"]],
+        "uncut": ["layer4"],
+        "recompute": "auto",
+        "clone": "never",
+        "overlap": False,
+        "sender_pays": "receiver",
+        "device_order": "given",
+        "optimizer_bytes_per_parameter_byte": 3.0,
+    }
+    defaults = {f.name: f.default for f in dataclasses.fields(Options)}
+    assert all(asked[name] != default for name, default in defaults.items())
+    plan = made(**asked)
+    assert options_of(plan) == asked
+    assert options_of(Plan.from_json(plan.to_json())) == asked

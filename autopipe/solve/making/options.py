@@ -9,19 +9,61 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...arguments import flag, number, one_of, whole
+from ...arguments import Check, flag, mapping, names, number, plain, sequence, whole, word
+from ...errors import InputError
 from ...hardware import MOST_RANKS
 from ...memory import ADAM
 from ...plans import Plan
 from ...units import parse_bytes
 from .baselines import Weigh
 
-__all__ = ["Limit", "Options", "Settings", "options_of"]
+__all__ = ["CHECKS", "Limit", "Options", "Settings", "options_of"]
 
 Limit = str | float | Sequence[str | float] | None
 """Bytes of every rank, or of each; None for no limit but the devices' own."""
 
-_MOST_RATIO = 1e6
+
+def _groups(name: str, value: Any) -> tuple[tuple[str, ...], ...]:
+    groups = sequence(name, value, "a list of lists of names")
+    return tuple(names(f"{name}[{x}]", group) for x, group in enumerate(groups))
+
+
+def _pins(name: str, value: Any) -> dict[str, int]:
+    none: dict[str, int] = {}
+    given = (
+        none
+        if value is None
+        else mapping(name, value, "a dict of module path to stage, such as {'lm_head': 3}")
+    )
+    return {path: whole(f"{name}[{path!r}]", stage, -MOST_RANKS, MOST_RANKS) for path, stage in given.items()}
+
+
+def _limits(name: str, value: Any) -> int | tuple[int, ...] | None:
+    if value is None:
+        return None
+    is_one = isinstance(value, str) or plain(value) is not None
+    wanted = "bytes such as '70GB', or a list of one for each rank"
+    try:
+        return parse_bytes(value) if is_one else tuple(map(parse_bytes, sequence("it", value, wanted)))
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+
+
+CHECKS: Mapping[str, Check] = {
+    "memory_limit": _limits,
+    "ties": word("auto", "sync", "colocate"),
+    "pin": _pins,
+    "together": _groups,
+    "uncut": names,
+    "recompute": word("never", "auto", "always"),
+    "clone": word("auto", "never", "always"),
+    "overlap": flag,
+    "sender_pays": word("once", "receiver"),
+    "device_order": word("hosts", "given", "auto"),
+    "optimizer_bytes_per_parameter_byte": lambda name, value: number(name, value, most=1e6),
+    "n_microbatches": whole,
+}
+"""What each may be; the other options are checked where cases are made of them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +85,9 @@ class Settings:
         each stage where that takes no longer than sending and receiving it ever do; else they are sent.
     overlap: whether transfers hide behind work. A stage's load is the larger of the two, else their sum.
     sender_pays: a value sent to several stages costs its sender ``"once"`` or per ``"receiver"``.
+    device_order: ``"hosts"`` lays the stages on the ranks host by host, each host's in their order, so that
+        neighbours are on one host where they can be; ``"given"`` in the ranks' order; ``"auto"`` looks for
+        the best one (all that differ, or swaps where they are many). The order is in the stages' ranks.
     """
 
     memory_limit: Limit = None
@@ -54,27 +99,13 @@ class Settings:
     clone: str = "auto"
     overlap: bool = True
     sender_pays: str = "once"
+    device_order: str = "hosts"
     optimizer_bytes_per_parameter_byte: float = ADAM
 
     def __post_init__(self) -> None:
-        ratio = "optimizer_bytes_per_parameter_byte"
-        found = {
-            "memory_limit": _parsed(self.memory_limit),
-            "ties": one_of("ties", self.ties, ("auto", "sync", "colocate")),
-            "pin": {
-                path: whole(f"pin[{path!r}]", stage, -MOST_RANKS, MOST_RANKS)
-                for path, stage in (self.pin or {}).items()
-            },
-            "together": tuple(map(tuple, self.together)),
-            "uncut": tuple(self.uncut),
-            "recompute": one_of("recompute", self.recompute, ("never", "auto", "always")),
-            "clone": one_of("clone", self.clone, ("auto", "never", "always")),
-            "overlap": flag("overlap", self.overlap),
-            "sender_pays": one_of("sender_pays", self.sender_pays, ("once", "receiver")),
-            ratio: number(ratio, self.optimizer_bytes_per_parameter_byte, most=_MOST_RATIO),
-        }
-        for name, value in found.items():
-            object.__setattr__(self, name, value)
+        for field in dataclasses.fields(self):
+            if (check := CHECKS.get(field.name)) is not None:
+                object.__setattr__(self, field.name, check(field.name, getattr(self, field.name)))
 
     @property
     def training(self) -> bool:
@@ -93,22 +124,13 @@ class Options(Settings):
     n_microbatches: how many, at the microbatch size of the costs.
     schedule: a name of ``schedule.NAMES``, or ``"auto"`` to simulate every one that the ranks allow.
     balance: ``"cost"``, ``"parameters"``, ``"uniform"``, or a callable from an op to its weight.
-    device_order: ``"hosts"`` lays the stages on the ranks host by host, each host's in their order, so that
-        neighbours are on one host where they can be; ``"given"`` in the ranks' order; ``"auto"`` looks for
-        the best one (all that differ, or swaps where they are many). The order is in the stages' ranks.
     """
 
     n_stages: int | str | None
     n_microbatches: int
     schedule: str = "1f1b"
     balance: str | Weigh = "cost"
-    device_order: str = "hosts"
     min_ranks: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "n_microbatches", whole("n_microbatches", self.n_microbatches))
-        one_of("device_order", self.device_order, ("hosts", "given", "auto"))
 
     @property
     def training(self) -> bool:
@@ -126,21 +148,13 @@ class Options(Settings):
         return self.schedule == "auto"
 
 
-def _parsed(limit: Limit) -> Limit:
-    if limit is None:
-        return None
-    if isinstance(limit, str) or not isinstance(limit, Sequence):
-        return parse_bytes(limit)
-    return tuple(map(parse_bytes, limit))
-
-
 def options_of(plan: Plan) -> dict[str, Any]:
     """The fields of :class:`Options` by which a plan is solved again, for as many ranks and stages.
 
     Where a callable weighed its ops, which no plan keeps, costs do.
     """
-    names = {field.name for field in dataclasses.fields(Options)}
-    kept = {name: value for name, value in plan.settings.items() if name in names and value is not None}
+    fields = {field.name for field in dataclasses.fields(Options)}
+    kept = {name: value for name, value in plan.settings.items() if name in fields and value is not None}
     if kept.get("balance") == "callable":
         kept["balance"] = "cost"
     counts = {"n_stages": plan.n_stages, "n_microbatches": plan.n_microbatches, "min_ranks": plan.n_ranks}
