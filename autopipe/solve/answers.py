@@ -38,6 +38,9 @@ _KEPT_ORDERS = 3
 _ENOUGH = 0.01
 """A draft's bottleneck so near its bound is not looked at longer: costs are not known as well."""
 
+_TRIFLES = 3e-3
+"""What is left out of the sums that bound a step comes to this part of a fair share of all work at most."""
+
 Answered = tuple[Case, Problem, Answer]
 """A case, its problem, and the best bottleneck that was found, with what bounds it."""
 Known = dict[tuple[object, ...], Answer]
@@ -77,33 +80,31 @@ def fullest_work_ns(problem: Problem, lower_ns: int, deadline: float) -> int:
 
 def least_sums_ns(
     case: Case, problem: Problem, step_s: float, deadline: float
-) -> tuple[tuple[float, float], tuple[int, ...] | None]:
-    """What the largest of the sums that bound a case's steps comes to at least, and a chain near that.
+) -> tuple[float, list[tuple[int, ...]]]:
+    """What the largest of the sums that bound a case's steps comes to at least, and chains near that.
 
-    The second is where a rank has no op of the path (``Line``). No more than such a sum is in the step that
-    is known; 0 where it is not known, or too much to look through in a part of the time.
+    No more than such a sum is in the step that is known; 0 where it is not known, or too much to look through
+    in a part of the time.
     """
-    none = (0.0, 0.0), None
     if case.line is None:
-        return none
+        return 0.0, []
     whole = contracted(working(problem))
-    trimmed = trim(whole.problem)
+    trimmed = trim(whole.problem, _TRIFLES)
     form = whole.problem if trimmed is None else dataclasses.replace(trimmed.problem, allow_empty=True)
-    until, most_ns, sums = _part(deadline, 3), case.most_step_ns(step_s), case.line.sums()
-    total_ns = least_sum_in_room(problem, [[1.0] * len(sums)], until)
-    bound = min(case.line.most_work(total_ns, most_ns), HUGE - 1)
+    until, most_ns = _part(deadline, 3), case.most_step_ns(step_s)
+    total_ns = least_sum_in_room(problem, [[1.0] * case.line.n_ranks], until)
     # items are rounded
     aside = math.ceil(case.aside_s * 1e9) + len(problem.items)
+    chains: list[tuple[int, ...]] = []
     with contextlib.suppress(OutOfTime, TooMany, KeyboardInterrupt):
-        found = least_sum(form, sums, math.ceil(bound), aside, until)
-        if found is None:
-            return (most_ns, most_ns), None
-        stage_of = found[2]
-        if trimmed is not None:
-            stage_of = trimmed.expand(stage_of) if trimmed.problem.is_valid(stage_of) else ()
-        least = min(found[0], most_ns), min(found[1], most_ns)
-        return least, whole.expand(stage_of) if stage_of else None
-    return none
+        least_ns, found = least_sum(form, case.line, total_ns, most_ns, aside, until)
+        for chain_ in found:
+            if trimmed is None:
+                chains.append(whole.expand(chain_))
+            elif trimmed.problem.is_valid(chain_):
+                chains.append(whole.expand(trimmed.expand(chain_)))
+        return min(least_ns, most_ns), chains
+    return 0.0, []
 
 
 def ordered(case: Case, problem: Problem, deadline: float, stopped: threading.Event) -> list[Answered]:

@@ -87,16 +87,23 @@ def fastest(
     rated.sort(key=lambda r: _rank(r[0]))
     listed = {stage_of for _, stage_of in rated}
     known_s = rated[0][0].step_s
-    sums_ns, near = ((0.0, 0.0), None) if is_draft else least_sums_ns(case, problem, known_s, deadline)
-    if near is not None and near not in listed and n_climbed and problem.is_valid(near):
-        loads = problem.loads(near)
-        plan = _plan(case, problem, answer, near, loads)
-        rows.append(_row(f"{case.label}: least sums", plan, problem, loads))
-        listed.add(near)
-        if rows[-1].feasible and plan.step_s < known_s * (1 - _WORTH):
-            rated = sorted([*rated, (plan, near)], key=lambda r: _rank(r[0]))
-    best = rated[0][0]
     pace_s = (clock_s() - started) / len(rows)
+    sums_ns = 0.0
+    if not is_draft:
+        sums_ns, near = least_sums_ns(case, problem, known_s, deadline)
+        for stage_of in near if n_climbed else ():
+            if clock_s() + pace_s > deadline:
+                break
+            if stage_of in listed or not problem.is_valid(stage_of):
+                continue
+            loads = problem.loads(stage_of)
+            plan = _plan(case, problem, answer, stage_of, loads)
+            rows.append(_row(f"{case.label}: least sums", plan, problem, loads))
+            listed.add(stage_of)
+            if rows[-1].feasible:
+                rated.append((plan, stage_of))
+        rated.sort(key=lambda r: _rank(r[0]))
+    best = rated[0][0]
     # Ctrl-C here costs the moves, not the plan
     with contextlib.suppress(KeyboardInterrupt):
         before_s = 0.0

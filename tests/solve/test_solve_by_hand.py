@@ -124,7 +124,7 @@ def test_bytes_of_each_rank_and_limits_that_are_just_met():
 def test_a_limit_decides_the_cut():
     """Of four ops two each take 6 s; where rank 0 has room for one alone it is 9."""
     four = {"a": "", "b": "a", "c": "b", "d": "c"}
-    assert seconds(planned(four, 2))[0] == 6
+    assert seconds(planned(four, 2, n_microbatches=4))[0] == 6
     one = 4000 + 2 * 100 + 7 + MB
     assert seconds(planned(four, 2, memory_limit=[one, 10 * MB]))[0] == 9
     assert seconds(planned(four, 2, memory_limit=[one + 4200, 10 * MB]))[0] == 6

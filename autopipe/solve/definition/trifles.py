@@ -16,7 +16,7 @@ from .problem import Problem
 __all__ = ["Trimmed", "trim"]
 
 _PART = 1e-3
-"""Trifles come to this part of a fair share of all work at most."""
+"""An answer near the optimum is known no closer."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,13 +42,15 @@ class Trimmed:
         return tuple(out[v] for v in range(len(out)))
 
 
-def trim(problem: Problem) -> Trimmed | None:
+def trim(problem: Problem, part: float = _PART) -> Trimmed | None:
     """The problem without its trifles that nothing takes, or that take nothing; None where it has none.
+
+    They come to this ``part`` of a fair share of all work at most.
 
     Nor where fewer items than stages are left. From the last item on for the former, from the first for the
     latter, as long as all of them are trifles together. O(items + edges).
     """
-    n, room = len(problem.items), int(_PART * problem.total_ns) // problem.n_stages
+    n, room = len(problem.items), int(part * problem.total_ns) // problem.n_stages
     gone: set[int] = set()
     sides: list[list[int]] = []
     for order, beside in ((range(n - 1, -1, -1), problem.after), (range(n), problem.before)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -308,25 +308,28 @@ class Chains:
         if not len(b.work):
             return best, best.astype(np.int64)
         parent = np.zeros(len(b.work), dtype=np.int64)
-        most, size = self._most(s), max(1, _CELLS // len(b.work))
+        for rows, columns in self._near(a, b, self._most(s), _CELLS):
+            self.n_pairs += len(rows) * len(columns)
+            priced = self.loads.of(s, a.picked(rows), b.picked(columns))
+            least, found = priced.least(value[rows, None], self.bound, self._tick)
+            better = found < best[columns]
+            best[columns[better]], parent[columns[better]] = found[better], rows[0] + least[better]
+        return best, parent
+
+    def _near(self, a: Layer, b: Layer, most: int, cells: int) -> Iterator[tuple[Array, Array]]:
+        """Rows of one layer and those of the next within so much work of one, so many pairs at a time."""
+        size = max(1, cells // max(1, len(b.work)))
         for at in range(0, len(a.work), size):
             self._tick()
             rows = np.arange(at, min(at + size, len(a.work)))
             first = int(np.searchsorted(b.work, a.work[at]))
             last = int(np.searchsorted(b.work, a.work[rows[-1]] + most, side="right"))
-            if first == last:
-                continue
-            columns = np.arange(first, last)
-            self.n_pairs += len(rows) * len(columns)
-            priced = self.loads.of(s, a.picked(rows), b.picked(columns))
-            least, found = priced.least(value[rows, None], self.bound, self._tick)
-            better = found < best[first:last]
-            best[columns[better]], parent[columns[better]] = found[better], at + least[better]
-        return best, parent
+            if first < last:
+                yield rows, np.arange(first, last)
 
-    def _assignment(self, layers: Sequence[Downsets], came: Sequence[Array]) -> tuple[int, ...]:
+    def _assignment(self, layers: Sequence[Downsets], came: Sequence[Array], row: int = 0) -> tuple[int, ...]:
+        """The stages of the items on the way that came to a row of the last layer."""
         stage_of = np.zeros(len(self.problem.items), dtype=np.int64)
-        row = 0
         for s in range(self.k - 1, -1, -1):
             row = int(came[s][row])
             stage_of[~layers[s].holds(row)] += 1

@@ -154,31 +154,43 @@ class Loads:
 
     def of(self, s: int, a: Layer, b: Layer) -> Priced:
         """The load of stage ``s`` from each row of ``a`` to each of ``b``; infinite where it may not be."""
-        p, stage = self.problem, self.problem.stages[s]
-        common = _Common(p, stage, a, b, self.turned)
-        moving, sync = common.moving(a, b), common.synced()
-        forward, backward = common.shared("forward_ns", a, b), common.shared("backward_ns", a, b)
-        forward, backward = _scaled(forward, stage.speed), _scaled(backward, stage.speed)
-        again: _Again | None = None
+        stage = self.problem.stages[s]
+        return self.on(stage, self.held(stage.links, a, b))
+
+    def held(self, links: tuple[int, int], a: Layer, b: Layer) -> Held:
+        """What a stage with such links has between each row of ``a`` and each of ``b``."""
+        p, common = self.problem, _Common(self.problem, links, a, b, self.turned)
+        bytes_of = tuple[Floats, ...]()
         if p.has_memory:
             static, saved = common.shared("static_bytes", a, b), common.shared("saved_bytes", a, b)
-            peak = np.zeros(moving.shape)
+            peak = np.zeros(static.shape)
             for level in self.levels:
                 peak[_between(a, b, f"peak {level}") > 0] = level
             received, sent = common.received(a, b), common.sent(a, b)
-            saved = saved + received * p.holds_received
-            kept, whole = memory_bytes(stage.in_flight, static, saved, peak, received, sent)
+            bytes_of = static, saved + received * p.holds_received, peak, received, sent
+        may_be = _contained(a.downsets, b.downsets)
+        if not p.allow_empty and b.sums["real"].min() <= a.sums["real"].max():
+            may_be &= _between(a, b, "real") > 0
+        forward, backward = common.shared("forward_ns", a, b), common.shared("backward_ns", a, b)
+        return Held(a, b, forward, backward, common.moving(a, b), common.synced(), bytes_of, may_be)
+
+    def on(self, stage: Stage, held: Held) -> Priced:
+        """What that loads a stage with."""
+        p, moving, sync = self.problem, held.moving, held.sync
+        forward, backward = _scaled(held.forward, stage.speed), _scaled(held.backward, stage.speed)
+        again: _Again | None = None
+        if p.has_memory:
+            kept, whole = memory_bytes(stage.in_flight, *held.bytes_of)
             recompute = (kept > stage.limit_bytes) if p.recompute == "auto" else p.recompute == "always"
             least = np.where(recompute, forward, 0.0)
             short = np.where(recompute, whole, kept) > stage.limit_bytes
             if p.has_blocks:
                 over, work = np.maximum(kept - stage.limit_bytes, 0), forward + backward
                 unknown = over > 0
-                again = _Again(
-                    self, stage, (a.blocks, b.blocks), forward, work, moving, sync, over, short, unknown
-                )
+                blocks = held.a.blocks, held.b.blocks
+                again = _Again(self, stage, blocks, forward, work, moving, sync, over, short, unknown)
                 need = np.where(unknown, np.ceil((over + self.smallest) / stage.in_flight), 0.0)
-                part, never = self._again(a, b, need)
+                part, never = self._again(held.a, held.b, need)
                 unknown &= ~never
                 part = np.where(never, least, _scaled(part, stage.speed))
                 least = np.where(short, part, np.minimum(least, part))
@@ -187,17 +199,36 @@ class Loads:
         loads = stage_ns(forward + backward, moving, sync, p.overlap)
         if p.has_memory:
             loads[short] = np.inf
-        if not p.allow_empty and b.sums["real"].min() <= a.sums["real"].max():
-            loads[_between(a, b, "real") <= 0] = np.inf
-        loads[~_contained(a.downsets, b.downsets)] = np.inf
-        return Priced(loads, again)
+        loads[~held.may_be] = np.inf
+        return Priced(loads, forward, again)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Held:
+    """What stages between pairs of rows have: times at speed 1, what moves, bytes, and which may be.
+
+    ``bytes_of`` are static, saved, workspace, received and sent; none where memory decides nothing.
+    """
+
+    a: Layer
+    b: Layer
+    forward: Floats
+    backward: Floats
+    moving: Floats
+    sync: Floats
+    bytes_of: tuple[Floats, ...]
+    may_be: Bits
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Priced:
-    """Loads over pairs of rows; where ``again`` is given, some are only as much as they must be at least."""
+    """Loads over pairs of rows, and what forwards of items take of them.
+
+    Where ``again`` is given, some loads are only as much as they must be at least.
+    """
 
     loads: Floats
+    forward: Floats
     again: _Again | None = None
 
     def least(self, so_far: Floats, bound: int, tick: Callable[[], None]) -> tuple[Array, Floats]:
@@ -258,9 +289,11 @@ class _Again:
 class _Common:
     """Columns of what rows of two layers have in common, and the prices they take away."""
 
-    def __init__(self, problem: Problem, stage: Stage, a: Layer, b: Layer, turned: Set[int]) -> None:
-        self.problem, self.links = problem, stage.links
-        self.prices = [net.prices_ns(stage.links) for net in problem.nets]
+    def __init__(
+        self, problem: Problem, links: tuple[int, int], a: Layer, b: Layer, turned: Set[int]
+    ) -> None:
+        self.problem, self.links = problem, links
+        self.prices = [net.prices_ns(links) for net in problem.nets]
         self.extra = np.zeros((len(a.work), len(b.work)))
         self.extra_bytes = np.zeros((2, *self.extra.shape) if turned else (2, 1, 1))
         for n in turned:

@@ -122,29 +122,25 @@ class Case:
         return self.source.costs.alone if self.source.cluster.cores else 1.0
 
     def least_step_in_room_s(
-        self,
-        problem: Problem,
-        fullest_ns: int,
-        deadline: float,
-        sums_ns: tuple[float, float] = (0.0, 0.0),
+        self, problem: Problem, fullest_ns: int, deadline: float, sums_ns: float = 0.0
     ) -> float:
         """The same, with what memory has computed again.
 
-        The fullest stage works ``fullest_ns`` at least, and the largest of what bounds a step is ``sums_ns``:
-        where every rank has an op of the path (``Line``), and where some do not.
+        The fullest stage works ``fullest_ns`` at least, and the largest of what bounds a step is ``sums_ns``
+        where that is known: then nothing else is looked at.
         """
         line, work = self.line, self.source.work
         if line is None:
             return self.least_step_s
-        speed = self.source.cluster.devices[0].speed
-        in_room_ns = least_sum_in_room(problem, line.sums(), deadline)
-        least_s = line.least_s(
-            least_sum_in_room(problem, [[1.0] * line.n_ranks], deadline) / 1e9,
-            work.longer_s / speed,
-            fullest_ns / 1e9,
-            self.aside_s,
-            tuple(max(ns, in_room_ns) / 1e9 for ns in sums_ns),
-        )
+        speed, least_s = self.source.cluster.devices[0].speed, sums_ns / 1e9
+        if not sums_ns:
+            least_s = line.least_s(
+                least_sum_in_room(problem, [[1.0] * line.n_ranks], deadline) / 1e9,
+                work.longer_s / speed,
+                fullest_ns / 1e9,
+                self.aside_s,
+                least_sum_in_room(problem, line.sums(), deadline) / 1e9,
+            )
         in_room_s = self.source.costs.start_s + least_s * (1 - PRECISE) * self._pace
         return max(self.least_step_s, in_room_s)
 
@@ -155,9 +151,7 @@ class Case:
 
     def most_step_ns(self, step_s: float) -> float:
         """What the largest of the sums that bound a step may be where it is no longer than so."""
-        line = self.line
-        added_s = 0.0 if line is None else line.added(line.n_ranks - 1, self.aside_s)
-        return ((step_s - self.source.costs.start_s) / self._pace * (1 + PRECISE) + added_s) * 1e9
+        return (step_s - self.source.costs.start_s) / self._pace * (1 + PRECISE) * 1e9
 
     def problem(self) -> Problem:
         """Its integer problem. Raises :class:`InfeasibleError` when the graph has too few pieces."""

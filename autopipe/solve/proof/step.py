@@ -11,9 +11,14 @@ import functools
 import math
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from ..definition.problem import Problem
 
 __all__ = ["PRECISE", "Line", "Work", "least_step_s", "least_work_ns"]
+
+Floats = npt.NDArray[np.float64]
 
 PRECISE = 1e-6
 """Times are rounded to nanoseconds per op, so a bound of their sums is taken so much lower."""
@@ -40,27 +45,46 @@ class Work:
 class Line:
     """Alike ranks with a stage each, taking forwards and backwards in turn (1F1B) or forwards first (GPipe).
 
-    Seconds are per microbatch. Let each rank have an op of the path of data, w be a rank's work, P that of
-    those before it, V of those after, T of all, and m the microbatches; M of a step, so that
+    Seconds are per microbatch. Let each rank have an op of the path of data, w = f + b be a rank's work, in
+    forward and in backward, P that of those before it, V of those after, T of all, and m the microbatches;
+    M of a step, so that
 
     - 1F1B: at most k = min(ranks − r, m) microbatches are in flight on rank r. It begins after P's forwards
-      and ends before P's backwards. From the end of its first forward to its first backward, a microbatch
-      passes V both ways, and there are k − 1 forwards to do meanwhile; with k < m, later on, from its last
-      forward to its last backward likewise, with k − 1 backwards. So P + m · w + 2 V − (k − 1) · w ≤ step.
-      With k = m, the last forward passes V both ways after all others, or the first one ahead of all other
-      backwards: T + (m − 1) · (forward or backward of the rank) ≤ step.
+      and ends before P's backwards, and works m · w between. From the end of its first forward to its first
+      backward, a microbatch passes V both ways, and there are k − 1 forwards to do meanwhile: it waits
+      V − (k − 1) · f at least; from its last forward to its last backward likewise, with k − 1 backwards.
+      With k < m the one is over when the other begins, and with k = m the waiting is in both. So
+      P + m · w + the sum, or the larger, of what of these two is over 0 ≤ step.
     - GPipe: the last rank ends its forwards after T's and m − 1 of any rank's, and its first backward comes
       after: T + (m − 1) · w ≤ step.
 
-    A rank without an op of the path holds at most ``aside_s``, and counts as one without work.
+    A rank without an op of the path holds at most ``aside_s``, and counts as one without work: what is said
+    of it then is said of the others too.
     """
 
     n_ranks: int
     n_microbatches: int
     in_turn: bool
 
+    def sum_of(self, r: int, before: Floats, forward: Floats, backward: Floats, after: Floats) -> Floats:
+        """What is at most the step: of rank ``r``, and what ranks before it and after it work.
+
+        Of arrays of any shapes that fit together, in any unit of time; it rises with each of them.
+        """
+        m, k = self.n_microbatches, min(self.n_ranks - r, self.n_microbatches)
+        busy = before + m * (forward + backward)
+        if not self.in_turn:
+            return busy + after
+        filling, draining = (np.maximum(0.0, after - (k - 1) * own) for own in (forward, backward))
+        waiting = filling + draining if k < m else np.maximum(filling, draining)
+        out: Floats = busy + waiting
+        return out
+
     def sums(self) -> list[list[float]]:
-        """For each rank, what all ranks' works are weighed by in the sum that is at most the step."""
+        """For each rank, what all ranks' works are weighed by in a sum that is at most :meth:`sum_of`.
+
+        However a rank's work is divided into forward and backward, and whatever waiting comes to.
+        """
         n, m = self.n_ranks, self.n_microbatches
         if not self.in_turn:
             return [[m if r == x else 1.0 for x in range(n)] for r in range(n)]
@@ -71,19 +95,18 @@ class Line:
             rows.append([1.0] * r + [own] + [after] * (n - r - 1))
         return rows
 
-    def most_work(self, total: float, step: float) -> float:
-        """What no rank works more than where all work ``total`` at least and a step is no longer than so.
+    def most_works(self, total: float, step: float) -> list[float]:
+        """What each rank works at most where all work ``total`` at least and a step is no longer than so.
 
         By :meth:`sums`: each is all work, more of the rank's own, and what comes after it once more, which is
-        all but what may be before it. In any unit of time.
+        all but what may be before it; and each rank does all microbatches. In any unit of time.
         """
-        before, most = 0.0, 0.0
+        most: list[float] = []
         for x, row in enumerate(self.sums()):
             own, again = row[x] - 1, (row[-1] - 1) * (x + 1 < self.n_ranks)
             ways = [(step - total) / own] if own > 0 else []
-            ways += [(step - total - again * (total - before)) / (own - again)] if own > again else []
-            here = max(0.0, min(ways, default=math.inf))
-            before, most = before + here, max(most, here)
+            ways += [(step - total - again * (total - sum(most))) / (own - again)] if own > again else []
+            most.append(max(0.0, min([step / self.n_microbatches, *ways])))
         return most
 
     def least_s(
@@ -92,12 +115,12 @@ class Line:
         longer_s: float,
         fullest_s: float,
         aside_s: float,
-        in_sums_s: Sequence[float] = (0.0, 0.0),
+        in_room_s: float = 0.0,
     ) -> float:
         """A bound on the step from all ranks' work, all forwards' or backwards' if longer, and the fullest's.
 
-        ``in_sums_s`` are two on the largest of :meth:`sums`: where every rank has an op of the path, and
-        where some do not, which is over the step by what :meth:`added` says at most.
+        ``in_room_s`` is one on the largest of :meth:`sums`. Where ranks have no op of the path that is over
+        the step by what :meth:`added` says at most.
 
         1F1B of more microbatches than ranks: on the fullest rank, before which there is at most r · w, the
         sum is (m − ranks − 1) · w + 2 T at least. Of no more: with D the step less T, the last j ranks hold
@@ -116,9 +139,10 @@ class Line:
             own_s = max(of_path_s / n, fullest_s if n == n_ranks or fullest_s > aside_s else 0.0)
             return of_path_s + (m - 1) * own_s + self.in_turn * (of_path_s - n_ranks * own_s)
 
-        everywhere, aside = in_sums_s
-        some = (max(least(n), aside - self.added(n_ranks - n, aside_s)) for n in range(1, n_ranks))
-        return max(0.0, min([max(least(n_ranks), everywhere), *some]))
+        def with_sums(n_aside: int) -> float:
+            return max(least(n_ranks - n_aside), in_room_s - self.added(n_aside, aside_s))
+
+        return max(0.0, min(map(with_sums, range(n_ranks))))
 
     def added(self, n_aside: int, aside_s: float) -> float:
         """The most by which a sum is over the step where so many ranks have no op of the path.
@@ -126,7 +150,7 @@ class Line:
         Each of them works so long at most: once it counts as its own, else as what comes before or after.
         """
         own, beside = _weighed(self)
-        return aside_s * (own + (n_aside - 1) * beside)
+        return aside_s * (own + (n_aside - 1) * beside) if n_aside else 0.0
 
 
 @functools.lru_cache(maxsize=1 << 6)
