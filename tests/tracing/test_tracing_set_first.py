@@ -57,6 +57,38 @@ def test_attributes_set_first_are_not_looked_at() -> None:
     assert not records
 
 
+class Left(nn.Module):
+    """Leaves its loss in an attribute that it does not read, in training alone or always."""
+
+    def __init__(self, *, always: bool) -> None:
+        super().__init__()
+        self.layer, self.always = nn.Linear(4, 4), always
+        self.last_loss: Tensor | None = None
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        out = self.layer(x).tanh()
+        if self.training or self.always:
+            self.last_loss = (out - y).square().mean()
+        return out
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+@pytest.mark.parametrize("always", [False, True])
+def test_attributes_that_no_code_reads_are_not_looked_at(always: bool, is_called: bool) -> None:
+    torch.manual_seed(0)
+    model, x, y = Left(always=always), torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    if is_called:
+        model(x, y)
+    captured = capture(model, (x, y))
+    assert captured.assumptions.filled == {("", "last_loss")}
+    records = []
+    object.__setattr__(captured, "again", lambda *told: records.append(told))
+    for n in range(12):
+        model.train(n % 2 == 0)
+        torch.testing.assert_close(captured(x + n, y), model(x + n, y))
+    assert not records
+
+
 class Masked(Silent):
     """The same, and a branch on the input behind it."""
 

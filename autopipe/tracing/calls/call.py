@@ -183,9 +183,9 @@ class Recording:
     and ``begun`` the leaves whose first call has;
     ``swapped`` are the leaves that ran with other weights than their own, so that their own code is recorded;
     ``left`` are the attributes in which glue leaves what it computes; ``filled`` those of open
-    modules, by path and name, in which hooks of leaves put what the leaves gave; ``set_first`` those that the
-    run sets before it reads them; ``goes_by_mode`` whether
-    the code may do otherwise in the other mode; ``carried`` the attributes, with the training flag of the
+    modules, by path and name, in which hooks of leaves put what the leaves gave, or that a call changes and
+    no code reads; ``set_first`` those that the run sets before it reads them; ``goes_by_mode`` whether the
+    code may do otherwise in the other mode; ``carried`` the attributes, with the training flag of the
     calls that leave them, which calls in the other mode go by; ``modes`` the training flag, the path and
     the mode left there of each module that glue sets to a mode; ``replaced`` the buffers that glue puts
     others in the place of, which the calls write to, and ``rebuilt`` those in whose place it puts others of

@@ -47,7 +47,8 @@ class Repeats:
 
     What is in attributes of other than the ``names_read`` is for people alone. The numbers that attributes
     have ``held``, by dotted path, are inputs of each call. ``remade`` are the weights, by dotted path, that
-    layers which stay whole replace by new ones in each.
+    layers which stay whole replace by new ones in each; ``unread`` the attributes that the last call changed
+    and no code reads.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Repeats:
         self.names_read, self.held = names_read, held
         self._inside = numbers_of(model, [name for name in held if "[" in name])
         self.remade: set[str] = set()
+        self.unread = frozenset[Place]()
         self._first: tuple[Seen | None, Sequence[Place]] = None, ()
         self._left: list[Sequence[Place]] = []
         self._left_plainly: Sequence[Place] | None = None
@@ -80,6 +82,7 @@ class Repeats:
         if (training, "", not training) in recording.modes:
             raise CloseModule("", "a forward leaves the model itself in another mode than it was called in")
         leave(self.model, self._inside)  # what is in containers, which then hold what they held
+        self.unread = frozenset()
         if is_as_begun or (self._inside and self.snapshot.seen_unchanged() is not None):
             return False
         self.check_made(policy)
@@ -94,8 +97,8 @@ class Repeats:
         if not changed and not beside and (path := self.switched(policy, recording)) is not None:
             changed, answer = [(path, "training")], None
         changes = self.snapshot.changes() if recording.modes else changes  # maybe all is put back
-        unread = (self._held(p, a) for p, a in changes if not self.is_read(p, a))
-        if any(map(is_number, map(plain, unread))):
+        self.unread = frozenset((p, a) for p, a in changes if not self.is_read(p, a))
+        if any(is_number(plain(self._held(p, a))) for p, a in self.unread):
             self.hold_counts(policy, recording, read=False)
         if not changed and not beside:
             return False

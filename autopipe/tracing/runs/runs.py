@@ -209,6 +209,7 @@ class Runs:
             names = self.repeats.carried(attempt.policy, recording.training)
             recording.carried = frozenset((recording.training, name) for name in names)
         self.first_set[recording.training] = recording.set_first
+        recording.filled |= self.repeats.unread
         return recording
 
     def run_recorded(
