@@ -249,3 +249,49 @@ def test_a_statement_that_leaves_a_truth_behind_is_kept_with_those_around() -> N
             torch.testing.assert_close(*results)
             given.add((training, float(results[0].detach().sum())))
     assert sum(training for training, _ in given) > 1 == sum(not training for training, _ in given)
+
+
+class Experts(nn.Module):
+    """Runs the experts that were chosen alone, and leaves how evenly they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(D, 3), nn.ModuleList(nn.Linear(D, D) for _ in range(3))
+        self.balance: Any = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.gate(x).softmax(-1)
+        weight, chosen = shares.max(-1)
+        out = torch.zeros_like(x)
+        for n, expert in enumerate(self.experts):
+            rows = (chosen == n).nonzero(as_tuple=True)[0]
+            if rows.numel() == 0:
+                continue
+            out = out.index_add(0, rows, expert(x[rows]) * weight[rows, None])
+        self.balance = shares.mean(0).square().sum() if self.training else 0.0
+        return out
+
+
+class Collecting(Base):
+    """Adds up what its layers left in attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Experts() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        balance = sum(m.balance for m in self.modules() if isinstance(m, Experts))
+        return self.after(x).square().mean() + 0.1 * balance
+
+
+def test_statements_of_layers_whose_inside_others_use_stay_whole() -> None:
+    torch.manual_seed(0)
+    model, x = Collecting().double(), draws(0, 6)[:, 0]
+    captured = capture(model, (x,))
+    whole = {op.module_path for op in captured.ops.ops if op.name.startswith("line_")}
+    assert whole == {"layers.0", "layers.1"}
+    for rows in (x, -x, draws(1, 6)[:, 0], draws(2, 3)[:, 0], x[:1].repeat(4, 1)):
+        held_alike(model, captured, rows)

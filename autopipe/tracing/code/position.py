@@ -12,7 +12,7 @@ import pathlib
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NoReturn
 
 import torch
@@ -56,7 +56,8 @@ class Position:
     """The stack of open modules whose forward runs, and whether calls are recorded there.
 
     ``modules`` maps ids of the model's modules to paths; ``is_leaf`` decides by path which stay whole. Where
-    it ``is_coarse``, functions that something holds may stay whole too.
+    it ``is_coarse``, functions that something holds may stay whole too; statements of the modules that are
+    ``taken_apart`` may.
     """
 
     def __init__(self, modules: Mapping[int, str], is_leaf: Callable[[str], bool]) -> None:
@@ -64,6 +65,7 @@ class Position:
         self.is_in_leaf = functools.cache(self._is_in_leaf)
         self.stack: list[str] = []
         self.hushed, self.is_coarse = Depth(), False
+        self.taken_apart: Collection[str] = {""}
         self.thread = threading.get_ident()
 
     @property
@@ -140,11 +142,11 @@ class Position:
         self.keep_whole(why, self.running())
 
     def running(self) -> Function | Method | Statement | None:
-        """The function that runs now, or else the statement of the root's forward."""
-        function = self.innermost()
-        if function is not None or self.path:
+        """The function that runs now, or else the statement of a forward that is taken apart."""
+        function, path = self.innermost(), self.path
+        if function is not None or path not in self.taken_apart:
             return function
-        return statements.running(lambda module: self.modules.get(id(module)) == "", "")
+        return statements.running(lambda module: self.modules.get(id(module)) == path, path)
 
     def innermost(self) -> Function | Method | None:
         """The plain function or method that runs now and may stay whole."""

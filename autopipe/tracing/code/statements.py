@@ -1,7 +1,8 @@
-"""Statements of the root's forward that stay whole: each becomes a function, which the forward then calls.
+"""Statements of a forward that stay whole: each becomes a function, which the forward then calls.
 
-The root cannot stay whole itself, as other modules can. Recording the calls is left to ``opaque_calls``;
-noticing that a statement needs it, to whoever raises :class:`~.restart.KeepFunction`.
+The root cannot stay whole itself, as other modules can, nor can one that others use the inside of. Recording
+the calls is left to ``opaque_calls``; noticing that a statement needs it, to whoever raises
+:class:`~.restart.KeepFunction`.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ class OpaqueCalls:
         return result
 
     def statement(self, run: KeptStatement, *values: Any) -> Any:
-        """A statement of the root's forward that stays whole is being reached."""
+        """A statement of an open module's forward that stays whole is being reached."""
         if not self.at.is_recorded:
             return run(*values)
         kept = [id(v) for v in values if isinstance(v, (list, dict))]
@@ -252,7 +252,7 @@ class OpaqueCalls:
         for value in flatten(result)[0]:
             if not (value is None or isinstance(value, torch.Tensor)):
                 why = f"{run.shown}: leaves a {type(value).__name__} behind"
-                raise KeepFunction(Statement("", run.part.line, run.part.column), "", why)
+                raise KeepFunction(Statement(self.at.path, run.part.line, run.part.column), self.at.path, why)
         self.ledger.hold_together(self.ledger.calls[-1], result)
         return result
 

@@ -73,10 +73,11 @@ class Attempt:
     functions that something holds stay whole too, and statements around those that leave what no graph can.
     ``functions`` stay whole, and those that read data at the lines ``kept``; ``met_number``: a number in the
     data was asked for. Forward hooks of the leaves ``hooked`` keep what others then use; the code
-    around those ``moded`` sets their modes. The leaves ``divided`` were opened only for more to cut, which
-    none is where nothing ``divides``. Methods ``told``, by (path, name), set what leaves go by; those of
-    modules at the paths ``watched`` may. Numbers ``settled`` where they are made of sizes are read in C and
-    stay as they are.
+    around those ``moded`` sets their modes. Statements of the modules ``taken_apart`` may stay whole, as
+    those of the root, since others use what is made inside. The leaves ``divided`` were opened only for more
+    to cut, which none is where nothing ``divides``. Methods ``told``, by (path, name), set what leaves go by;
+    those of modules at the paths ``watched`` may. Numbers ``settled`` where they are made of sizes are read
+    in C and stay as they are.
     """
 
     policy: Policy
@@ -89,6 +90,7 @@ class Attempt:
     kept: set[str] = dataclasses.field(default_factory=set)
     hooked: set[str] = dataclasses.field(default_factory=set)
     moded: set[str] = dataclasses.field(default_factory=set)
+    taken_apart: set[str] = dataclasses.field(default_factory=set)
     watched: set[str] = dataclasses.field(default_factory=set)
     told: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     divided: list[str] = dataclasses.field(default_factory=list)
@@ -254,6 +256,7 @@ class Runs:
             attempt.watched,
         )
         recorder.by_data, recorder.at.is_coarse = self.by_data, attempt.coarse
+        recorder.at.taken_apart = {"", *attempt.taken_apart}
         recorder.reads.names_read = self.names_read
         recorder.bounded.put_back = self.snapshot.tensors.keys()
         kept = recorder.opaque

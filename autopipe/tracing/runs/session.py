@@ -427,6 +427,10 @@ class Session:
         if not close and not self.policy.is_openable(path) and path not in self.attempt.hooked:
             self.attempt.hooked.add(path)
             return
+        if path not in self.attempt.taken_apart and self.is_torn(path, close):
+            self.attempt.taken_apart.add(path)
+            self.policy = self.policy.with_opened([path])
+            return
         if (path, close) in self.attempt.tried or (not close and not self.policy.is_openable(path)):
             parent = path.rpartition(".")[0]
             self.adjust(CloseModule(parent, restart.why))
@@ -436,6 +440,12 @@ class Session:
             self.policy = self.policy.with_closed({path, *self.policy.like(path)})
         else:
             self.policy = self.policy.with_opened([path])
+
+    def is_torn(self, path: str, close: bool) -> bool:
+        """Whether a module that is to stay whole must be open, as others use its inside; or the reverse."""
+        if close:
+            return (path, False) in self.attempt.tried and path not in self.attempt.divided
+        return path in self.policy.closed and path not in self.policy.pinned
 
     def close(self, path: str, why: str) -> None:
         """Keep a module whole in every further attempt, because the graph of it is not the module.
