@@ -56,10 +56,11 @@ class Checkpoints:
     # -- saving -------------------------------------------------------------------------------------
 
     def target(
-        self, path: pathlib.Path, objects: Mapping[str, Any], keep_last: int | None
+        self, path: pathlib.Path, objects: Mapping[str, Any], keep_last: int | None, background: bool
     ) -> tuple[pathlib.Path, bool]:
         """Where a save of these objects goes, and whether that is one file.
 
+        In the ``background`` it goes there whatever the working directory is by then.
         Raises :class:`InputError` for a place that cannot hold them, and for what is no number of saves.
         """
         if keep_last is not None:
@@ -68,7 +69,7 @@ class Checkpoints:
             path = step_path(path, self._engine.n_steps)
         is_single = path.suffix in SINGLES and keep_last is None
         _check_place(path, objects, is_single)
-        return path, is_single
+        return _absolute(path) if background else path, is_single
 
     def save(
         self,
@@ -174,8 +175,8 @@ class Checkpoints:
         """Start writing copied contents beside the training, under a name that all ranks count alike."""
         self._n_saves += 1
         self._words = self._words or self._agreement.replica.words(lambda: self._engine.patience.limit_s)
-        name, place = f"save/{self._n_saves}", saving.path.absolute()  # wherever the program goes meanwhile
-        saving.start(functools.partial(self._save_beside, place, copied, name, keep_last))
+        name = f"save/{self._n_saves}"
+        saving.start(functools.partial(self._save_beside, saving.path, copied, name, keep_last))
         self._last = saving
 
     def _save_beside(
@@ -297,6 +298,15 @@ class Checkpoints:
             device=engine.device if checkpoint.manifest is not None else None,
             holding=self._holding,
         )
+
+
+def _absolute(path: pathlib.Path) -> pathlib.Path:
+    try:
+        return path.absolute()
+    except OSError as error:
+        raise InputError(
+            f"path is {path}, in a working directory that is gone; give one that begins at the root"
+        ) from error
 
 
 def _check_place(path: pathlib.Path, objects: Mapping[str, Any], is_single: bool) -> None:

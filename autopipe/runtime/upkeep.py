@@ -77,8 +77,9 @@ class Upkeep:
         objects = {"optimizer": optimizer, **states}
 
         def look() -> tuple[pathlib.Path, bool, int, bool]:
-            found, is_single = self._checkpoints.target(place("path", path), objects, keep_last)
-            return found, is_single, parse_bytes(max_shard_bytes), flag("background", background)
+            is_aside = flag("background", background)
+            found, is_single = self._checkpoints.target(place("path", path), objects, keep_last, is_aside)
+            return found, is_single, parse_bytes(max_shard_bytes), is_aside
 
         with self._engine.turn:
             found, is_single, max_bytes, is_aside = self._engine.called("save", look)

@@ -273,6 +273,21 @@ def test_a_path_may_be_any_that_says_where_it_is(tmp_path):
     runtime.load(pathlib.PurePath(tmp_path / "c"))
 
 
+def test_a_working_directory_that_is_gone_is_told_and_training_goes_on(tmp_path, monkeypatch):
+    _, runtime = runtime_of()
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(StoreError, match="x was not saved"):
+        runtime.save("x")
+    with pytest.raises(
+        InputError, match="path is x, in a working directory that is gone; give one that begins"
+    ):
+        runtime.save("x", background=True)
+    runtime.save(tmp_path / "c", background=True).wait()
+    assert (tmp_path / "c").is_dir()
+
+
 def test_a_home_is_the_users_and_no_folder_of_that_name_here(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
