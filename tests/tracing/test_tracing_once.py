@@ -9,6 +9,7 @@ import gc
 import operator
 import sys
 import types
+import weakref
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 
 from autopipe.errors import AutopipeError, CaptureError
 from autopipe.tracing import capture
+from autopipe.tracing.record.recorder import Recorder
 from autopipe.tracing.referee.referee import Referee
 from autopipe.tracing.runs.runs import Runs
 from autopipe.tracing.state.garbage import seldom_searched
@@ -477,3 +479,30 @@ def test_statistics_alone_are_put_back_without_all_else(monkeypatch):
         model(torch.randn(3, 4))
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert not restored
+
+
+def test_a_capture_lets_go_of_what_it_has_noted_and_copied_at_its_end(monkeypatch):
+    """Without a search for what holds one another: copies of buffers lie on the model's device."""
+    ended, end = [], Recorder.end
+
+    def noting(recorder):
+        seen = [value for value, _ in recorder.ledger.refs.values() if isinstance(value, torch.Tensor)]
+        ended.extend(weakref.ref(value) for value in seen if not isinstance(value, nn.Parameter))
+        end(recorder)
+
+    monkeypatch.setattr(Recorder, "end", noting)
+
+    def held():
+        return {id(o) for o in gc.get_objects() if type(o) in (Snapshot, Runs)}
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = held()
+        found = capture(MaskedInSteps(), (torch.rand(2, 4),), dynamic=False)
+        assert held() <= before
+        assert ended
+        assert not any(seen() is not None for seen in ended)
+    finally:
+        gc.enable()
+    assert len(found.forms[True]) == 2

@@ -3,6 +3,7 @@
 import collections
 import contextvars
 import dis
+import random
 import sys
 import types
 
@@ -17,6 +18,7 @@ from autopipe.tracing.patches import memos
 from autopipe.tracing.state import loads
 from autopipe.tracing.state.quick_check import are_same
 from autopipe.tracing.state.reach import reached
+from autopipe.tracing.state.state import generators
 
 COUNTS = {"calls": 0}
 NUMBER = 0
@@ -298,3 +300,20 @@ def test_sequences_hold_the_same_where_each_object_is_the_other():
     for apart in ([one, other, one], [other, one], [one]):
         assert not are_same([one, other], apart)
     assert not are_same(large, [int(str(n)) for n in large])
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [random.random, lambda: random.gauss(0, 1), lambda: random.getrandbits(1), np.random.rand],
+)
+def test_a_draw_shows_in_the_generators_until_it_is_put_back(draw):
+    kept = random.getstate(), np.random.get_state()
+    random.gauss(0, 1)  # of two that are made the second is kept
+    python, before = random.getstate(), generators()
+    assert generators() == before
+    draw()
+    assert generators() != before
+    random.setstate(python)
+    np.random.set_state(kept[1])
+    assert generators() == before
+    random.setstate(kept[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from autopipe.tracing.sizes import unproven
@@ -79,3 +79,12 @@ def test_what_reads_no_values_keeps_its_shape() -> None:
     with unproven._ByShape():
         for func in (functional.gelu, functional.relu, functional.silu, functional.dropout):
             assert made(lambda func=func: func(x)) == (x.shape, x.dtype, "meta")
+
+
+def test_a_layer_with_one_weight_under_two_names_runs_without_data():
+    layer = nn.ModuleDict({"one": nn.Linear(4, 4), "other": nn.Linear(4, 4)})
+    layer["other"].weight = layer["one"].weight
+    layer.forward = lambda x: layer["other"](layer["one"](x))
+    assert unproven._runs_without_data(layer, (torch.empty(2, 4, device="meta"),), {})
+    assert not layer["one"].weight.is_meta
+    assert layer["other"].weight is layer["one"].weight

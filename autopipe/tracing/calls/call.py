@@ -6,7 +6,7 @@ Making calls is left to ``recorder``; turning them into fx graphs and ops to ``e
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -98,7 +98,7 @@ class Call:
     def inputs(self) -> list[Call]:
         """The calls whose values this one takes, each once, in order; found once, so ``take`` others."""
         if self._inputs is None:
-            self._inputs = list(dict.fromkeys([*calls_in(self.args), *calls_in(self.kwargs)]))
+            self._inputs = list(dict.fromkeys(calls_in((self.args, self.kwargs))))
         return self._inputs
 
     def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -230,20 +230,22 @@ class Recording:
 _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype})
 
 
-def calls_in(value: Any) -> Iterator[Call]:
+def calls_in(value: Any) -> list[Call]:
     """Every call nested in an argument."""
-    if type(value) in _PLAIN:
-        return
+    found: list[Call] = []
+    _gather(value, found)
+    return found
+
+
+def _gather(value: Any, found: list[Call]) -> None:
     if isinstance(value, Call):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from calls_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from calls_in(item)
+        found.append(value)
     elif isinstance(value, slice):
-        yield from calls_in((value.start, value.stop, value.step))
+        _gather((value.start, value.stop, value.step), found)
+    elif isinstance(value, (tuple, list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            if type(item) not in _PLAIN:
+                _gather(item, found)
 
 
 def map_calls(value: Any, function: Callable[[Call], Any]) -> Any:

@@ -12,11 +12,11 @@ __all__ = ["derived"]
 
 def derived(derivative: Call) -> set[str]:
     """A derivative and all between what is derived and what it is derived by: one stage must hold them."""
-    by = list(calls_in(derivative.args[1]))
+    by = calls_in(derivative.args[1])
     parameters = {c.target for c in by if c.op == "get_attr"}
     reached: dict[int, bool] = {id(c): True for c in by}
     inside = {derivative.name, *(c.name for c in by if c.op not in ("get_attr", "placeholder"))}
-    waiting = list(calls_in(derivative.args[0]))
+    waiting = calls_in(derivative.args[0])
     while waiting:
         call = waiting[-1]
         unknown = [c for c in call.inputs if id(c) not in reached]

@@ -255,21 +255,28 @@ def is_settled(call: Call) -> bool:
     return drawn and isinstance(bound, (int, float)) and bound <= 0
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors(value: Any) -> list[torch.Tensor]:
     """Every tensor nested in tuples, lists and dicts."""
+    found: list[torch.Tensor] = []
+    _gather(value, found)
+    return found
+
+
+def _gather(value: Any, found: list[torch.Tensor]) -> None:
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors(item)
+        found.append(value)
+    elif isinstance(value, (tuple, list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            if type(item) not in _WITHOUT:
+                _gather(item, found)
+
+
+_WITHOUT = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
 
 
 def on_one_device(actual: Any) -> Any:
     """The arguments of a call with every tensor on meta where one of them is: constants of a meta model."""
-    found = list(tensors(actual))
+    found = tensors(actual)
     if not any(t.is_meta for t in found) or all(t.is_meta for t in found):
         return actual
     return _to_meta(actual)
@@ -302,11 +309,11 @@ def _storage(tensor: torch.Tensor) -> int | None:
 def holds_frozen(value: Any) -> bool:
     """Whether a value is, or a module has, a weight that takes no gradient and could."""
     is_module = isinstance(value, nn.Module)
-    held: Iterator[Any] = (
-        (p for m in value.modules() for p in m._parameters.values()) if is_module else iter((value,))
-    )
-    weights = (p for p in held if isinstance(p, nn.Parameter) and not p.requires_grad)
-    return any(p.is_floating_point() or p.is_complex() for p in weights)
+    held = [p for m in value.modules() for p in m._parameters.values()] if is_module else [value]
+    # a class asks at length whether another's object is one of its own
+    weights = (p for p in held if type(p) is nn.Parameter or isinstance(p, nn.Parameter))
+    frozen = (p for p in weights if not p.requires_grad)
+    return any(p.is_floating_point() or p.is_complex() for p in frozen)
 
 
 def is_cut_off(call: Call) -> bool:

@@ -69,9 +69,9 @@ def _configuration(module: nn.Module, path: str) -> str:
         plain = {
             k: describe(v)
             for k, v in vars(inner).items()
-            if isinstance(v, (int, float, str, tuple))
+            if not k.startswith("_")
+            and isinstance(v, (int, float, str, tuple))
             and k != "training"
-            and not k.startswith("_")
             and not is_own_number(k, v, numbers)
         }
         parts.append(f"{name}:{type(inner).__module__}.{type(inner).__qualname__}{sorted(plain.items())}")

@@ -23,6 +23,7 @@ from .kinds import Kind
 __all__ = ["Sharing", "Twins", "outline", "quiet"]
 
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+_SHARED = frozenset({*_PLAIN, torch.Tensor, nn.Parameter})
 
 
 class Sharing:
@@ -101,7 +102,7 @@ class Twins:
         if self.among is not None and path not in self.among:
             return None
         leaves, spec = flatten(actual)
-        is_plain = all(type(v) in (*_PLAIN, torch.Tensor, nn.Parameter) for v in leaves)
+        is_plain = _SHARED.issuperset(map(type, leaves))
         is_own = not any("forward" in vars(m) for m in inside)
         if not is_plain or not is_own or _may_change(actual) or self.kind(path).is_hooked:
             return None

@@ -55,12 +55,11 @@ def noted(
     ``on_mode`` is where the mode of a module is read, or set anew, ``on_set`` where it is set, to what.
     ``names_of`` is :func:`names_of_open`, or what remembers its answers.
     """
-    opened = (m for p, m in modules if not is_inside_leaf(p))
-    names = names_of(frozenset(type(m) for m in opened if not is_compiled(m)))
+    seen_into = [(m, is_inside_leaf(path)) for path, m in modules if not is_compiled(m)]
+    names = names_of(frozenset([type(m) for m, is_inside in seen_into if not is_inside]))
     asked: dict[type, set[str]] = {}
-    for path, module in modules:
-        if is_inside_leaf(path) and not is_compiled(module):
-            asked.setdefault(type(module), set()).update(names.intersection(vars(module)))
+    for module in [m for m, is_inside in seen_into if is_inside]:
+        asked.setdefault(type(module), set()).update(names.intersection(vars(module)))
     mode = functools.partial(getattr, model, "training")
     pairs = [(cls, name) for cls, found in asked.items() for name in found - {"training"}]
     places: list[tuple[type, str, _Attribute]] = [

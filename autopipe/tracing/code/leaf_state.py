@@ -42,6 +42,7 @@ LeafState = dict[tuple[int, str], tuple[Any, Any]]
 _OF_ALL = frozenset(vars(nn.Module()))
 _logger = logging.getLogger("autopipe")
 _SIMPLE = (bool, int, float, str, type(None))
+_HOLD_NOTHING = frozenset(_SIMPLE)
 _NONE: tuple[Any, Any] = None, ()
 
 
@@ -55,13 +56,17 @@ def state_of(inside: Sequence[nn.Module]) -> LeafState:
             out.update({(number, n): (b, ()) for n, b in module._buffers.items() if n in asked})
         for name in asked.intersection(held):
             value = held[name]
-            out[number, name] = value, () if type(value) in _SIMPLE else _content(value)
+            out[number, name] = value, () if type(value) in _HOLD_NOTHING else _content(value)
     return out
 
 
 def changed(before: LeafState, now: LeafState) -> Iterator[tuple[int, str]]:
     """The attributes that have another value by now."""
-    return (key for key, value in now.items() if not _is_same(before.get(key, _NONE), value))
+    for key, value in now.items():
+        was = before.get(key, _NONE)
+        is_one = was[0] is value[0] and was[1] == () and value[1] == ()  # as most are
+        if not (is_one or _is_same(was, value)):
+            yield key
 
 
 class Keeping:

@@ -40,7 +40,7 @@ class _Double:
         self.attributes = {
             k: v
             for k, v in vars(module).items()
-            if k not in _OF_ALL and not isinstance(v, Recorded) and next(tensors(v), None) is None
+            if k not in _OF_ALL and not isinstance(v, Recorded) and not tensors(v)
         }
         self.lacks = frozenset(name for kind in _HELD for name in vars(module)[kind])
         self.named: frozenset[str] = frozenset()

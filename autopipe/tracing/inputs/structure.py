@@ -108,9 +108,15 @@ def _flatten(value: Any, leaves: list[Any], depth: int) -> Spec:
         return LEAF
     kind, keys, items, attributes = parts
     factory = value.default_factory if isinstance(value, defaultdict) else None
-    children = tuple(_flatten(v, leaves, depth + 1) for v in items)
+    children: list[Spec] = []
+    for item in items:
+        if type(item) in _TAKEN_AS_THEY_ARE:
+            leaves.append(item)
+            children.append(LEAF)
+        else:
+            children.append(_flatten(item, leaves, depth + 1))
     mirrors = kind == "mapping" and _mirrors(value)
-    return Spec(kind, type(value), keys, children, factory, attributes, mirrors)
+    return Spec(kind, type(value), keys, tuple(children), factory, attributes, mirrors)
 
 
 def _parts(value: Any, depth: int) -> tuple[Any, tuple[Any, ...], list[Any], tuple[str, ...]] | None:
@@ -175,6 +181,7 @@ def _is_cached(cls: type, name: str) -> bool:
 
 
 _LEAF_TYPES = frozenset({*_PLAIN, torch.dtype, torch.device, slice, range, torch.nn.Parameter})
+_TAKEN_AS_THEY_ARE = _LEAF_TYPES | {torch.Tensor}
 
 
 def carries_tensors(value: Any, depth: int = _MAX_DEPTH) -> bool:

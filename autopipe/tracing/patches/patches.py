@@ -72,8 +72,8 @@ def applied(modules: Iterable[nn.Module]) -> Iterator[Route]:
         with imported_outside(suspended, DYNAMO):
             yield route
     finally:
-        route.suspended = contextlib.nullcontext
         put_back()
+        route.end()
 
 
 def _unwrapped(original: Any) -> Any:
@@ -356,8 +356,14 @@ def _numpy(route: Route, original: Any) -> Any:
         return original(*args, **kwargs)
 
     if is_by_element:  # code may ask it for reduce, accumulate and outer
-        vars(function).update({n: getattr(original, n) for n in dir(original) if not n.startswith("_")})
+        vars(function).update(_shown(original))
     return function
+
+
+@functools.cache
+def _shown(original: Any) -> dict[str, Any]:
+    """What code may ask one of numpy's functions for, by name."""
+    return {n: getattr(original, n) for n in dir(original) if not n.startswith("_")}
 
 
 def _pinned(value: Any) -> Any:

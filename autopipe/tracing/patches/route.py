@@ -68,6 +68,10 @@ class Route:
         """The recorder, if calls are to be recorded now."""
         return self.recorder if self.recorder is not None and self.recorder.at.is_recorded else None
 
+    def end(self) -> None:
+        """Let go of the modules: from now on calls go where they go without it."""
+        self.hooks, self.imported, self.suspended = _Hooks(self, ()), (), contextlib.nullcontext
+
     @contextlib.contextmanager
     def to(self, recorder: Recorder, exporting: bool) -> Iterator[None]:
         """Route calls, those of the modules among them, to ``recorder``.

@@ -89,7 +89,7 @@ class Bounded:
         value = self._ledger.refs.get(id(rest[0]), (None, None))[1] if is_copied else None
         at = self._ledger.at
         is_same = self._is_same_again(value) if is_copied else name.removesuffix("_") in _SAME_AGAIN
-        has_tensors = not is_copied and next(tensors((rest, kwargs)), None) is not None
+        has_tensors = bool(not is_copied and tensors((rest, kwargs)))
         is_bounded = is_same and not has_tensors
         if not is_bounded and not self._may_move(held.values(), func, name, actual):
             raise CloseModule(

@@ -220,6 +220,11 @@ class Recorder(TorchFunctionMode):
             moved=frozenset(self.bounded.moved),
         )
 
+    def end(self) -> None:
+        """Let go of all that was noted: its parts hold one another, and the tensors of the run."""
+        self.ledger.refs.clear()
+        vars(self).clear()
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -452,7 +457,7 @@ class Recorder(TorchFunctionMode):
             self.at.keep_maker()
         call.depends = self.ledger.depends(call)
         if kind == "shape only":  # but what it is filled with may be data
-            given = [*calls_in((call.args[1:], call.kwargs))]
+            given = calls_in((call.args[1:], call.kwargs))
             call.depends &= ~(Depends.INPUT | Depends.RANDOM | Depends.STATE)
             call.depends |= functools.reduce(operator.or_, (c.depends for c in given), Depends.NOTHING)
         elif kind == "data shaped" or functions.selects_by_mask(name, actual[0]):

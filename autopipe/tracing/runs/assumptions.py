@@ -379,7 +379,12 @@ def _functions_of_torch(calls: Sequence[Call]) -> list[tuple[str, str]]:
     """The modules and names under which code has the functions that it calls, and others may put theirs."""
     targets = {id(c.target) for c in calls if c.op == "call_function"}
     spaces = torch.__name__, torch.nn.functional.__name__
-    return [(s, name) for s in spaces for name, held in vars(sys.modules[s]).items() if id(held) in targets]
+    found: list[tuple[str, str]] = []
+    for space in spaces:
+        known = vars(sys.modules[space])  # thousands of names, few of which are called
+        is_called = map(targets.__contains__, map(id, known.values()))
+        found += [(space, name) for name in itertools.compress(known, is_called)]
+    return found
 
 
 def _leaves(calls: Sequence[Call]) -> frozenset[str]:

@@ -9,8 +9,9 @@ import collections
 import contextlib
 import copy
 import functools
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -35,15 +36,10 @@ _N_ASKED = 3
 """Calls after which it is looked at what they leave: one on other data, two with other weights."""
 
 
-class Run(Protocol):
-    """Runs the model from the state it is in, on changed data where asked; equal seeds each time."""
-
-    def __call__(self, training: bool, change: Callable[[Any], Any] | None = None, /) -> Any:
-        """What the model gives."""
-
-
 class Repeats:
     """Calls one after another; open code reads the attributes ``of_leaves``, by path and name.
+
+    ``run``, a method of what holds this, runs the model with equal seeds each time.
 
     What is in attributes of other than the ``names_read`` is for people alone. The numbers that attributes
     have ``held``, by dotted path, are inputs of each call. ``remade`` are the weights, by dotted path, that
@@ -55,12 +51,13 @@ class Repeats:
         self,
         model: nn.Module,
         snapshot: Snapshot,
-        run: Run,
+        run: Callable[..., Any],
         of_leaves: Set[tuple[str, str]],
         names_read: NamesRead,
         held: Collection[str] = (),
     ) -> None:
-        self.model, self.snapshot, self.run, self.of_leaves = model, snapshot, run, of_leaves
+        self.model, self.snapshot, self.of_leaves = model, snapshot, of_leaves
+        self._run = weakref.WeakMethod(run)  # of what holds this
         self.names_read, self.held = names_read, held
         self._inside = numbers_of(model, [name for name in held if "[" in name])
         self.remade: set[str] = set()
@@ -69,6 +66,12 @@ class Repeats:
         self._left: list[Sequence[Place]] = []
         self._left_plainly: Sequence[Place] | None = None
         self._counts = False
+
+    def run(self, training: bool, change: Callable[[Any], Any] | None = None) -> Any:
+        """What the model gives from the state it is in, on changed data where asked."""
+        run = self._run()
+        assert run is not None
+        return run(training, change)
 
     def check_state(
         self, policy: Policy, recording: Recording, is_as_begun: bool, answer: Sequence[Any] | None = None

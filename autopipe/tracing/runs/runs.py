@@ -139,6 +139,7 @@ class Runs:
         self.device = device_of(model, args, kwargs)
         self.known = frozenset(map(id, snapshot.tensors_held()))
         self.kind = functools.cache(functools.partial(kind_of, model))
+        self.classes_of_open = functools.cache(functools.partial(_classes_of_open, self.modules))
         self.names_of_open = functools.cache(attributes.names_of_open)
         self.spells_mode = functools.cache(attributes.spells_mode)
         self.names_read = NamesRead(model)
@@ -307,6 +308,7 @@ class Runs:
         finally:
             attempt.met_number |= recorder.reads.met_number
             self.of_leaves |= recorder.reads.of_leaves
+            recorder.end()
 
     def is_for_both(
         self, attempt: Attempt, recording: Recording, sharing: Mapping[str, bool] | None = None
@@ -319,15 +321,14 @@ class Runs:
         """
         if recording.goes_by_mode or not attempt.is_plain or self.device.type == "meta":
             return False
-        opened = frozenset(type(m) for p, m in self.modules if not attempt.policy.is_inside_leaf(p))
-        if self.spells_mode(opened):
+        if self.spells_mode(self.classes_of_open(attempt.policy)):
             return False
         self.start(training=False)
         if not self.snapshot.switches_flags_alone:
             return False
         given = Inputs.of(self.model, *fresh(self.inputs_of(recording.setting), self.device))[1]
         seed(self.device)
-        with torch.set_grad_enabled(recording.setting.grad), self.route.suspended():
+        with torch.set_grad_enabled(recording.setting.grad):  # what is patched stays, as when it was recorded
             twins = self.twins(sharing)
             answer = evaluated(self.model, self.held, recording, given, self.device, twins)
         if answer is None or not self.is_as_begun():
@@ -463,6 +464,10 @@ class Runs:
             return are_close(given(is_one=False), one)
         except Exception:  # whatever it is: then the model does not take these data
             return True
+
+
+def _classes_of_open(modules: Sequence[tuple[str, nn.Module]], policy: Policy) -> frozenset[type]:
+    return frozenset([type(m) for path, m in modules if not policy.is_inside_leaf(path)])
 
 
 def _passes() -> Iterator[Unseen | None]:

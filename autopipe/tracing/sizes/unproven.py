@@ -6,7 +6,6 @@ Code that stays whole may pick rows by what they hold. Checking such questions a
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -105,10 +104,15 @@ def _doubted(model: nn.Module, form: Recording, proofs: Proofs, wanted: Collecti
 def _runs_without_data(module: nn.Module, args: Any, kwargs: Any) -> bool:
     if is_compiled(module):
         return False
-    held = itertools.chain(module.named_parameters(), module.named_buffers())
+    held = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    metas = {id(t): meta(t) for t in held.values()}
     try:
         with torch.no_grad(), _ByShape():
-            torch.func.functional_call(module, {n: meta(t) for n, t in held}, args, kwargs)
+            given = {name: metas[id(t)] for name, t in held.items()}
+            torch.func.functional_call(module, given, args, kwargs, tie_weights=False)
     except Exception:  # whatever it is: then nothing is proven
         return False
     return True

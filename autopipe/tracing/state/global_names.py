@@ -23,6 +23,10 @@ _FOREIGN = frozenset({"torch", "numpy", "builtins", "typing", "collections", "ab
 _STDLIB = sysconfig.get_path("stdlib")
 _INSTALLED = ("site-packages", "dist-packages")
 _AROUND_FUNC = (partial, partialmethod, cached_property, singledispatchmethod)
+_CALLED_BY_PYTHON = frozenset({
+    "forward", "__call__", "__getattr__", "__getattribute__", "__setattr__", "__iter__", "__len__",
+    "__getitem__", "__contains__", "__bool__", "__enter__", "__exit__",
+})  # fmt: skip
 _ASKS_FOR_ALL = frozenset({"globals", "eval", "exec", "vars", "locals"})
 _REACHES_FILES = frozenset({"modules", "import_module", "getmodule"})
 """Code with these names may ask its own file for an attribute, as it asks others."""
@@ -130,19 +134,19 @@ class _Walk:
         self.waiting += [known[n] for n in new]
 
 
-_come_to: list[tuple[frozenset[str], list[Any], list[Any], frozenset[str]]] = []
+_come_to: list[tuple[list[types.CodeType], list[str], list[Any], frozenset[str]]] = []
 """Of the last question from where it was asked, the names and values that classes held, and the answer."""
 
 
-def come_to(start: frozenset[str], classes: Sequence[type]) -> frozenset[str]:
-    """The names in classes that code may come to from methods of these names on, from each to the next."""
+def come_to(codes: Sequence[types.CodeType], classes: Sequence[type]) -> frozenset[str]:
+    """The names in classes that code may come to from methods that Python calls, and from ``codes``."""
     keys = [name for cls in classes for name in vars(cls)]
     values = [value for cls in classes for value in vars(cls).values()]
     for known, *held, names in _come_to:
-        if known == start and held[0] == keys and are_same(held[1], values):
+        if are_same(known, codes) and held[0] == keys and are_same(held[1], values):
             return names
-    found = _come_to_from(start, keys, values)
-    _come_to[:] = [(start, keys, values, found)]
+    found = _come_to_from(_CALLED_BY_PYTHON.union(*map(names_in, codes)), keys, values)
+    _come_to[:] = [([*codes], keys, values, found)]
     return found
 
 

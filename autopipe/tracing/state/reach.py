@@ -102,6 +102,9 @@ class Reached:
                 self._look_into(path, name, value, depth + 1)
         elif cls in _OF_PYTHON:
             self._look_into(path, name, value, depth + 1)
+        elif isinstance(value, type):
+            if is_users(value.__module__):
+                self.look_into_class(path, value, depth)
         elif isinstance(value, torch.Tensor):
             self.tensors.append((path, name, value))
         elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)):
@@ -112,9 +115,6 @@ class Reached:
             self.cells += [(path, name, BytesCell(value))] if len(value) <= MOST_BYTES else []
         elif isinstance(value, (io.StringIO, io.BytesIO)):
             self.cells += [(path, name, StreamCell(value))] if StreamCell.is_for(value) else []
-        elif isinstance(value, type):
-            if is_users(value.__module__):
-                self.look_into_class(path, value, depth)
         elif isinstance(value, (nn.Module, torch.jit.ScriptFunction)) or _is_namespace(value):
             return
         else:
@@ -238,7 +238,9 @@ def reached(model: nn.Module, is_first: Callable[[str], bool] = lambda path: Tru
         path = files.get(file, "")
         out.files.append((path, file, known, names))
         for name in sorted(names):
-            out.visit(path, f"{name} of {file}", known[name])
+            value = known[name]
+            if type(value) not in _PLAIN and id(value) not in out.seen:
+                out.visit(path, f"{name} of {file}", value)
     out.first = set(filter(is_first, out.sources))
     out.places = out._places()
     return out

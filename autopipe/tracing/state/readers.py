@@ -22,7 +22,7 @@ from ..calls.perform import registered
 from ..inputs.held_numbers import place_inside
 from . import global_hooks
 from .cells import Cell, content
-from .global_names import come_to, names_in
+from .global_names import come_to
 from .reach import HOOKS, Reached
 
 __all__ = [
@@ -43,10 +43,6 @@ _SIMPLE = (int, float, str, bytes, bool, type(None), tuple)
 _HELD = ("_parameters", "_buffers", "_modules")
 OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
 """Attributes that every module has."""
-_CALLED_BY_PYTHON = (
-    "forward", "__call__", "__getattr__", "__getattribute__", "__setattr__", "__iter__", "__len__",
-    "__getitem__", "__contains__", "__bool__", "__enter__", "__exit__",
-)  # fmt: skip
 
 
 class Kind(enum.Enum):
@@ -214,9 +210,8 @@ def read_beside(
         if _is_value(content(cell)):
             yield path, name, functools.partial(_content, cell)
     helpers = [known[k] for _, _, known, names in found.files for k in names]
-    called = (names_in(h.__code__) for h in helpers if isinstance(h, types.FunctionType))
-    start = frozenset(_CALLED_BY_PYTHON).union(*called)
-    run = come_to(start, [cls for _, _, cls in found.classes])
+    codes = [h.__code__ for h in helpers if isinstance(h, types.FunctionType)]
+    run = come_to(codes, [cls for _, _, cls in found.classes])
     for path, name, cls in found.classes:
         held = vars(cls).items()
         asked = tuple(k for k, v in held if k in run or (not k.startswith("__") and _is_value(v)))

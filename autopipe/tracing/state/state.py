@@ -6,6 +6,7 @@ beside the model to ``reach``.
 
 from __future__ import annotations
 
+import _random
 import collections
 import contextlib
 import ctypes
@@ -82,6 +83,7 @@ class Snapshot:
         self.devices = [d for d in {t.device for t in model.parameters()} if accelerator.is_async(d)]
         containers = (c for _, m, held in self.modules for c in (vars(m), *(v for _, v, _ in held.contents)))
         self.glance = self.beside.glance([*containers], [*self.tensors.values()])
+        self._switches_flags_alone: bool | None = None
         self.begun: dict[bool, Seen] = {} if self.scripted else {self.training: self.glance.seen()}
 
     def start(self, training: bool, seen: Seen | None = None) -> None:
@@ -111,7 +113,9 @@ class Snapshot:
     @property
     def switches_flags_alone(self) -> bool:
         """Whether runs that started in both modes did so with other ``training`` flags and all else alike."""
-        return len(self.begun) == 2 and self.glance.keys_apart(*self.begun.values()) <= {"training"}
+        if self._switches_flags_alone is None and len(self.begun) == 2:
+            self._switches_flags_alone = self.glance.keys_apart(*self.begun.values()) <= {"training"}
+        return bool(self._switches_flags_alone)
 
     def is_as(self, seen: Seen) -> bool:
         """Whether all that code can count in, but arrays, holds what it held at another moment."""
@@ -387,6 +391,8 @@ def _kind(container: Any) -> Any:
 
 def _content(container: Any) -> Any:
     """What a container holds, in a plain one."""
+    if type(container) is dict:
+        return container.copy()
     return dict(dict.items(container)) if isinstance(container, dict) else _kind(container).copy(container)
 
 
@@ -471,7 +477,7 @@ def draw_alike(*, greatest: bool) -> None:
 
 def generators(device: torch.device | None = None) -> tuple[Any, ...]:
     """The state of Python's and numpy's global generators, and of torch's on ``device``."""
-    outside = random.getstate(), _numpys_state()
+    outside = _pythons_state(), _numpys_state()
     if device is None:
         return outside
     own = torch.default_generator.get_state().numpy().tobytes()
@@ -479,6 +485,17 @@ def generators(device: torch.device | None = None) -> tuple[Any, ...]:
     if there is not None and there is not torch.default_generator:
         own += there.get_state().numpy().tobytes()
     return (*outside, own)
+
+
+_PYTHONS: Any = random.getstate.__self__  # type: ignore[attr-defined]  # whose method the function is
+_HEAD_BYTES = object.__basicsize__
+"""Ahead of what an object of C's own keeps."""
+
+
+def _pythons_state() -> tuple[bytes, float | None]:
+    """The same of Python's, and the number it keeps of two that it has made."""
+    n_bytes = _random.Random.__basicsize__ - _HEAD_BYTES
+    return ctypes.string_at(id(_PYTHONS) + _HEAD_BYTES, n_bytes), _PYTHONS.gauss_next
 
 
 def _numpys_state() -> bytes:
