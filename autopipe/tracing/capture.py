@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -43,7 +43,7 @@ from .sizes.variation import Variation
 from .state.example_data import check_values, device_of, fresh
 from .state.garbage import seldom_searched
 from .state.global_hooks import unseen
-from .state.state import preserved, written_in
+from .state.state import Snapshot, preserved, written_in
 from .state.tensor_classes import check_answers
 from .state.whole_layers import WholeLayers
 from .validation import validated_forms, with_more_sizes_free
@@ -85,7 +85,7 @@ def capture(
     leaves, spec = flatten((tuple(args), dict(kwargs or {})))
     args, kwargs = unflatten(spec, leaves)  # calls may write into the caller's containers
     try:
-        found = _capture(model, args, kwargs or {}, policy, dynamic)
+        found = _capture(_Asked(model, args, kwargs or {}, policy, dynamic))
     except ModelError as error:
         if not twice:
             raise
@@ -95,81 +95,84 @@ def capture(
     return found
 
 
-@seldom_searched()
-def _capture(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    policy: Policy,
-    dynamic: Any,
-    known: Variation | None = None,
-    at: Mapping[Dim, int] | None = None,
-    kin: _Kin | None = None,
-) -> Capture:
-    """A capture on the example; what calls count in attributes is given to each beside its arguments."""
-    refusal: CaptureError | None = None
-    while True:
-        try:
-            return _on_few_rows(model, args, kwargs, policy, dynamic, known, at, kin)
-        except HoldNumbers as found:
-            kwargs = counted(kwargs, found.numbers)
-            owners = {owner_of(name)[0] for name in found.numbers}
-            policy = policy.with_opened(path for path in owners if path and policy.is_inside_leaf(path))
-        except CaptureError as error:
-            if refusal is None and (others := as_floats(kwargs)) is not None:
-                kwargs, refusal = others, error
-            else:
-                raise refusal or error from None
-
-
-def _on_few_rows(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    policy: Policy,
-    dynamic: Any,
-    known: Variation | None,
-    at: Mapping[Dim, int] | None,
-    kin: _Kin | None,
-) -> Capture:
-    """A capture on few rows and positions of the example, which is fast and, unlike one row, hides nothing.
-
-    On all of them where the model runs on few, or is captured there, only in a way that does not fit them.
-    ``at`` are sizes that an earlier capture was recorded at, ``kin`` what it is to be beside.
-    """
-    kwargs = without_cache(model, kwargs)
-    inputs, tensors = Inputs.of(model, args, kwargs)
-    device = device_of(model, args, kwargs)
-    rows = few_rows(inputs, device) if dynamic else {}
-    few = (few_tokens(inputs, device) or few_pixels(inputs, device)) if dynamic else {}
-    told = (model, args, kwargs, policy, dynamic, kin)
-    if at:
-        with contextlib.suppress(CaptureError, ModelError, InputError):
-            if (found := _captured_at(at, *told, tensors, known)) is not None:
-                return found
-    for cut in filter(None, (rows | few, rows) if few else (rows,)):
-        confirm_at = dims.resize(tensors, rows) if len(cut) > len(rows) else None
-        with contextlib.suppress(CaptureError, ModelError, InputError):
-            found = _captured_at(cut, *told, confirm_at, known)
-            if found is not None:
-                return found if known else _elsewhere(found, cut, kin)
-    found = _captured(*told, None, known)
-    return found if known else _elsewhere(found, {}, kin)
-
-
-def _again(found: Capture, policy: Policy, *, asks_anew: bool = False) -> Capture:
-    model, known, at = found.model, None if asks_anew else found.variation, found.at
-    kin = None if found.first is None else _kin_of(found.first, found)
-    return _capture(model, *found.recorded_with, policy, found.dynamic, known, at, kin)
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Kin:
     """What a capture is beside: the first one, what records as that was recorded, and the forms there are."""
 
     first: Capture
     records: NewForms
     forms: Sequence[CaptureForms]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """What is to be captured: a model called with arguments, which modules stay whole, whether sizes vary.
+
+    ``known`` are the sizes that vary, where an earlier capture has found them; ``kin`` is what it is to be
+    beside.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    policy: Policy
+    dynamic: Any
+    kin: _Kin | None = None
+    known: Variation | None = None
+
+
+@seldom_searched()
+def _capture(asked: _Asked, at: Mapping[Dim, int] | None = None) -> Capture:
+    """A capture on the example; what calls count in attributes is given to each beside its arguments.
+
+    ``at`` are sizes that an earlier capture was recorded at.
+    """
+    refusal: CaptureError | None = None
+    while True:
+        try:
+            return _on_few_rows(asked, at)
+        except HoldNumbers as found:
+            owners = {owner_of(name)[0] for name in found.numbers}
+            policy = asked.policy
+            policy = policy.with_opened(path for path in owners if path and policy.is_inside_leaf(path))
+            kwargs = counted(asked.kwargs, found.numbers)
+            asked = dataclasses.replace(asked, kwargs=kwargs, policy=policy)
+        except CaptureError as error:
+            if refusal is None and (others := as_floats(asked.kwargs)) is not None:
+                asked, refusal = dataclasses.replace(asked, kwargs=others), error
+            else:
+                raise refusal or error from None
+
+
+def _on_few_rows(asked: _Asked, at: Mapping[Dim, int] | None) -> Capture:
+    """A capture on few rows and positions of the example, which is fast and, unlike one row, hides nothing.
+
+    On all of them where the model runs on few, or is captured there, only in a way that does not fit them.
+    """
+    model, args = asked.model, asked.args
+    asked = dataclasses.replace(asked, kwargs=(kwargs := without_cache(model, asked.kwargs)))
+    inputs, tensors = Inputs.of(model, args, kwargs)
+    device = device_of(model, args, kwargs)
+    rows = few_rows(inputs, device) if asked.dynamic else {}
+    few = (few_tokens(inputs, device) or few_pixels(inputs, device)) if asked.dynamic else {}
+    if at:
+        with contextlib.suppress(CaptureError, ModelError, InputError):
+            if (found := _captured_at(at, asked, tensors)) is not None:
+                return found
+    for cut in filter(None, (rows | few, rows) if few else (rows,)):
+        confirm_at = dims.resize(tensors, rows) if len(cut) > len(rows) else None
+        with contextlib.suppress(CaptureError, ModelError, InputError):
+            found = _captured_at(cut, asked, confirm_at)
+            if found is not None:
+                return found if asked.known else _elsewhere(found, cut, asked.kin)
+    found = _captured(asked)
+    return found if asked.known else _elsewhere(found, {}, asked.kin)
+
+
+def _again(found: Capture, policy: Policy, *, asks_anew: bool = False) -> Capture:
+    kin = None if found.first is None else _kin_of(found.first, found)
+    known, at = None if asks_anew else found.variation, found.at
+    return _capture(_Asked(found.model, *found.recorded_with, policy, found.dynamic, kin, known), at)
 
 
 def _kin_of(first: Capture, known: Capture | None = None) -> _Kin:
@@ -186,27 +189,22 @@ def _beside(first: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ca
     check_values(model, args, kwargs)
     leaves, spec = flatten((args, kwargs))
     args, kwargs = unflatten(spec, leaves)  # calls may write into the caller's containers
-    found = _capture(model, args, kwargs, first.policy, first.dynamic, kin=_kin_of(first))
+    found = _capture(_Asked(model, args, kwargs, first.policy, first.dynamic, _kin_of(first)))
     check_written(model, given_twice(arguments(model, args, kwargs)), found.outputs.values())
     return found
 
 
 def _captured_at(
     cut: Mapping[Dim, int],
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    policy: Policy,
-    dynamic: Any,
-    kin: _Kin | None,
+    asked: _Asked,
     confirm_at: Mapping[str, torch.Tensor] | None,
-    known: Variation | None,
     below: int | None = None,
 ) -> Capture | None:
     """A capture on the example at other sizes; None where it does not fit the example itself."""
+    model, args, kwargs = asked.model, asked.args, asked.kwargs
     inputs, tensors = Inputs.of(model, args, kwargs)
     given = inputs.rebuild(model, dims.resize(tensors, cut, skipped=alike_rows(tensors, cut)))
-    found = _captured(model, *given, policy, dynamic, kin, confirm_at, known, below)
+    found = _captured(dataclasses.replace(asked, args=given[0], kwargs=given[1]), confirm_at, below)
     if not are_free({place for d in cut for place in d.where}, found.ops.dims):
         return None
     found = found.with_example(args, kwargs, tuple(cut))
@@ -219,71 +217,39 @@ def _elsewhere(found: Capture, cut: Mapping[Dim, int], kin: _Kin | None) -> Capt
     uneven = () if found.device.type == "meta" else uneven_sizes(found.variation)
     args, kwargs = found.recorded_with
     tensors = Inputs.of(found.model, args, kwargs)[1]
-    told = found.model, args, kwargs, found.policy, found.dynamic, kin
+    asked = _Asked(found.model, args, kwargs, found.policy, found.dynamic, kin)
     n_checks = len(found.variation.checks)
     for dim, size in uneven:
         at = {**cut, next(d for d in found.ops.dims if d.name == dim.name): size}
         with contextlib.suppress(CaptureError, ModelError, InputError):
-            other = _captured_at(at, *told, tensors, None, below=n_checks)
+            other = _captured_at(at, asked, tensors, below=n_checks)
             if other is not None and len(other.variation.checks) < n_checks:
                 return dataclasses.replace(other, at=at)
     return found
 
 
 def _captured(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    policy: Policy,
-    dynamic: Any,
-    kin: _Kin | None = None,
-    confirm_at: Mapping[str, torch.Tensor] | None = None,
-    known: Variation | None = None,
-    below: int | None = None,
+    asked: _Asked, confirm_at: Mapping[str, torch.Tensor] | None = None, below: int | None = None
 ) -> Capture:
     """A capture on the example; where ``confirm_at`` is given, its shapes are held against a run on it.
 
-    One that no fewer than ``below`` checks limit to some sizes is given up, and one beside ``kin`` that
-    does not fit a plan for the first of those.
+    One that no fewer than ``below`` checks limit to some sizes is given up, and one beside kin that does not
+    fit a plan for the first of those.
     """
-    lazy = [n for n, t in (*model.named_parameters(), *model.named_buffers()) if is_lazy(t)]
-    if lazy:
-        raise InputError(
-            f"{type(model).__name__} has layers that take their sizes from the first data "
-            f"({', '.join(lazy[:3])}); run it once on an example before it is captured"
-        )
-
-    if any("_device" in held for held in (model._parameters, model._buffers, model._modules)):
-        raise InputError(
-            f"{type(model).__name__} has a part called _device, where a stage has its device; name it "
-            "otherwise, or capture a module that holds the model"
-        )
+    model, policy = asked.model, asked.policy
+    _check_parts(model)
 
     def is_open(path: str) -> bool:
         return not policy.is_inside_leaf(path)
 
     with (
         torch.inference_mode(False),
-        asked_once(device_of(model, args, kwargs)),
+        asked_once(device_of(model, asked.args, asked.kwargs)),
         switched_off(model),
         unseen(),
         preserved(model, is_open, holds_back=True) as snapshot,
     ):
-        if kin is None:
-            session = Session(model, args, kwargs, policy, snapshot, sizes_vary=bool(dynamic))
-        else:
-            session = kin.records.session(args, kwargs, snapshot)
-        args, kwargs = session.args, session.kwargs
-        taken = () if kin is None else kin.records.names_of_calls
-        own_args, own_kwargs = fresh((args, kwargs), session.device)
-        inputs, tensors = Inputs.of(model, own_args, own_kwargs, taken)
-        if kin is None:
-            made = validated_forms(session, inputs, tensors, dynamic, known, below)
-            session, made = with_more_sizes_free(session, made, is_open)
-        else:
-            made = validated_forms(session, inputs, tensors, dynamic, known, below, kin.forms)
-            kin.records.check_beside(session, made)
-        inputs = dataclasses.replace(inputs, is_apart=session.runs.is_apart)
+        session, made = _recorded(asked, snapshot, is_open, below)
         if confirm_at is not None:
             if session.refused is not None:
                 raise session.refused  # on all of the example it may train
@@ -291,6 +257,50 @@ def _captured(
             confirm(model, made.forms[False][0], made.variation, confirm_at, session.device)
     if session.refused is not None:
         _logger.warning("%s; its training form is taken to be its evaluation form", session.refused)
+    return _finished(asked, session, made, snapshot)
+
+
+def _check_parts(model: nn.Module) -> None:
+    """Raise :class:`InputError` for a model with parts that no stage can have."""
+    lazy = [n for n, t in (*model.named_parameters(), *model.named_buffers()) if is_lazy(t)]
+    if lazy:
+        raise InputError(
+            f"{type(model).__name__} has layers that take their sizes from the first data "
+            f"({', '.join(lazy[:3])}); run it once on an example before it is captured"
+        )
+    if any("_device" in held for held in (model._parameters, model._buffers, model._modules)):
+        raise InputError(
+            f"{type(model).__name__} has a part called _device, where a stage has its device; name it "
+            "otherwise, or capture a module that holds the model"
+        )
+
+
+def _recorded(
+    asked: _Asked, snapshot: Snapshot, is_open: Callable[[str], bool], below: int | None
+) -> tuple[Session, CaptureForms]:
+    """The forms of what is asked for, beside those of its kin, and what has recorded them."""
+    kin, told = asked.kin, (asked.dynamic, asked.known, below)
+    if kin is None:
+        session = Session(
+            asked.model, asked.args, asked.kwargs, asked.policy, snapshot, sizes_vary=bool(asked.dynamic)
+        )
+    else:
+        session = kin.records.session(asked.args, asked.kwargs, snapshot)
+    taken = () if kin is None else kin.records.names_of_calls
+    own_args, own_kwargs = fresh((session.args, session.kwargs), session.device)
+    inputs, tensors = Inputs.of(asked.model, own_args, own_kwargs, taken)
+    if kin is None:
+        made = validated_forms(session, inputs, tensors, *told)
+        return with_more_sizes_free(session, made, is_open)
+    made = validated_forms(session, inputs, tensors, *told, kin.forms)
+    kin.records.check_beside(session, made)
+    return session, made
+
+
+def _finished(asked: _Asked, session: Session, made: CaptureForms, snapshot: Snapshot) -> Capture:
+    """The capture that forms make, of a model that is as it was."""
+    model, kin = asked.model, asked.kin
+    inputs = dataclasses.replace(made.inputs, is_apart=session.runs.is_apart)
     graphs = made.graphs()
     shapes = made.shapes
     ops = opgraph.build(
@@ -312,7 +322,7 @@ def _captured(
         sorted(session.code.tables_by_row),
         inputs.held,
     )
-    own_kwargs, numbers = divided(kwargs)
+    args, (own_kwargs, numbers) = session.args, divided(session.kwargs)
     return Capture(
         model=model,
         example=(args, own_kwargs),
@@ -330,7 +340,7 @@ def _captured(
         again=_again,
         beside=_beside,
         first=None if kin is None else kin.first,
-        dynamic=dynamic,
+        dynamic=asked.dynamic,
         forms=graphs,
         own={flag: [*range(len(forms))] for flag, forms in graphs.items()},
         questions=made.questions,
