@@ -19,6 +19,7 @@ from autopipe.tracing.rows import (
     data_dependent,
     many_rows,
     mixing,
+    per_call_state,
     row_questions,
     tail,
 )
@@ -151,6 +152,49 @@ def test_code_that_runs_is_looked_at_within_another_look() -> None:
     assert not ran.may_run(centred)
 
 
+def test_what_looks_at_calls_of_torch_is_no_code_that_ran() -> None:
+    ran, codes = code_run.CodeRun(), []
+    with data_dependent._Noted(ran=ran), ran:
+        torch.nn.functional.triplet_margin_with_distance_loss(
+            *torch.ones(3, 1, 2), distance_function=lambda x, y: of_many(x).sum()
+        )
+        codes.append(sys.getprofile())
+    assert codes == [ran._note]
+    assert sys.getprofile() is None
+    assert ran.may_run(of_many)
+    assert not ran.may_run(data_dependent.deed)
+
+
+class Writing(Leaf):
+    """Names what writes in place, and leaves nothing behind but where ``left`` does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.function(self.linear.weight)
+        return self.linear(x).clamp_(min=0)
+
+
+def moved(weight: Tensor) -> None:
+    weight.data.mul_(1.5)
+
+
+@pytest.mark.parametrize("leaves", [moved, lambda weight: None])
+def test_what_calls_leave_is_told_at_once_where_they_leave_nothing(
+    leaves: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    held = per_call_state._held
+
+    def noting(*told: Any) -> Any:
+        asked.append(told)
+        return held(*told)
+
+    monkeypatch.setattr(per_call_state, "_held", noting)
+    model = nn.Sequential(Writing(leaves), nn.Linear(4, 2))
+    mixed = capture(model, (torch.randn(2, 4),), closed=["0"]).variation.mixing
+    assert bool(asked) is (leaves is moved)
+    assert bool(mixed.by_call or mixed.carried) is (leaves is moved)
+
+
 class Lengthy(nn.Module):
     """Names a number of rows in code that no call runs, or that runs from another number on."""
 
@@ -177,9 +221,9 @@ def learnt_far(x: Tensor) -> Tensor:
 def test_what_code_names_is_asked_where_it_runs_or_would_with_more_rows(
     far: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, seen = counted(Lengthy(few=20, far=far), monkeypatch)
+    found, asked = counted(Lengthy(few=20, far=far), monkeypatch)
     assert found.always
-    assert max(seen) > 100
+    assert max(asked) > 100
     found, seen = counted(Lengthy(few=1 << 20, far=far), monkeypatch)
     assert not found.always
     assert max(seen) == 8

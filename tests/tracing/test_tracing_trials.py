@@ -12,6 +12,7 @@ from autopipe.tracing import capture
 from autopipe.tracing.calls.perform import run_call
 from autopipe.tracing.rows import mixing
 from autopipe.tracing.sizes import rerun
+from autopipe.tracing.sizes.trials import Explorer
 
 D = 4
 RUNS: Any = queue.SimpleQueue()  # a list or an array is put back by a capture
@@ -148,3 +149,36 @@ def test_a_limit_on_sizes_that_rows_hide_which_come_again_is_one():
         torch.testing.assert_close(pipe(*given), model(*given))
     runtime, given = pipe.runtime(), batch(8)
     assert runtime.step(*given).loss.item() == pytest.approx(model(*given).item(), rel=1e-12)
+
+
+class Halved(nn.Module):
+    """Cuts in two where a row is long, which is the same whatever the length."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x):
+        y = self.a(x).relu()
+        if y.shape[1] > 16:
+            y = torch.cat([y[:, :16], y[:, 16:]], 1)
+        return self.b(y)
+
+
+def test_whether_a_question_does_harm_is_asked_in_each_mode_and_of_other_data_once(monkeypatch):
+    judge, answer, asked = Explorer.judge, Explorer._answer, []
+
+    def judging(self, sizes):
+        asked.append([])
+        return judge(self, sizes)
+
+    def answering(self, sizes, form, training=None, *told, **how):
+        if asked:
+            asked[-1].append((self._redraws is not None, self.mode(form, training)))
+        return answer(self, sizes, form, training, *told, **how)
+
+    monkeypatch.setattr(Explorer, "judge", judging)
+    monkeypatch.setattr(Explorer, "_answer", answering)
+    captured = capture(Halved(), (torch.randn(2, 12, D),))
+    assert not captured.variation.checks
+    assert [(False, False), (True, False), (True, True)] in asked

@@ -62,7 +62,8 @@ def with_rows_of_the_example(
     own = None if dim is None else OwnBackwards(session.code, dim, variation.shapes)
     found = known.mixing if known else mixing(session.code, *told, session.start, own, takes=takes)
     if not (known or found.always):
-        calls = CallsInTurn(session.code, forms[True], given, loose, session.device, session.start)
+        told_of = session.code, forms[True], given, loose, session.device, session.start
+        calls = CallsInTurn(*told_of, lambda: session.runs.snapshot.is_unchanged)
         written = () if found.training else by_call(calls)
         found = dataclasses.replace(found, by_call=written, carried=carried_by(calls))
     moved = sorted(frozenset[str]().union(*(form.moved for form in forms.values())))

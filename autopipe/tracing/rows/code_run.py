@@ -37,6 +37,16 @@ class CodeRun:
             sys.setprofile(None)
             self._is_seen |= kind is None
 
+    def pause(self) -> None:
+        """Look away, as while something else runs that looks at a call; until it is to :meth:`go_on`."""
+        if self._is_looking and self._n_within:
+            sys.setprofile(None)
+
+    def go_on(self) -> None:
+        """Look again where it looked before."""
+        if self._is_looking and self._n_within:
+            sys.setprofile(self._note)
+
     def may_run(self, function: types.FunctionType) -> bool:
         """Whether a function was called, or nothing was looked at."""
         return not self._is_seen or function.__code__ in self._codes

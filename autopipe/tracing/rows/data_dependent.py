@@ -144,7 +144,7 @@ class Watch:
                 look(call, value)
 
         alike = AlikeLayers(self._form)
-        with _Noted(self._tables, self._n_rows) as noted, self.ran:
+        with _Noted(self._tables, self._n_rows, self.ran) as noted, self.ran:
             result = run("ab", shown)
         self.noted, self.found, self.may_bend, self.alike = noted, found, noted.may_bend, alike
         return result
@@ -310,6 +310,7 @@ class _Known(NamedTuple):
     is_size: bool
 
     @classmethod
+    @functools.lru_cache(maxsize=1 << 12)
     def of(cls, func: Any) -> _Known:
         kind, name = classify(func)
         is_ranking = kind == "data shaped" or name in _RANKING
@@ -327,24 +328,33 @@ class _Noted(Numbers):
     those of which code takes places, and of which it takes one for each of ``n_rows`` in turn, those of whole
     numbers."""
 
-    def __init__(self, held: Mapping[int, tuple[str, Tensor]] | None = None, n_rows: int = 0) -> None:
+    def __init__(
+        self,
+        held: Mapping[int, tuple[str, Tensor]] | None = None,
+        n_rows: int = 0,
+        ran: CodeRun | None = None,
+    ) -> None:
         super().__init__()
-        self._held, self._n_rows = held or {}, n_rows
+        self._held, self._n_rows, self._ran = held or {}, n_rows, ran or CodeRun()
         self.tables: dict[str, Tensor] = {}
         self.by_number: dict[str, Tensor] = {}
         self.has_read = self.ranks = self.skips = self.gathers = self.totals = False
         self.beyond: set[tuple[int, int]] = set()
         self.truths: dict[_Place, int] = {}
-        self._known: dict[Any, _Known] = {}
         self.done: list[Any] | None = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = self._known.get(func)
-        if known is None:
-            known = self._known[func] = _Known.of(func)
-        name, kwargs = known.name, kwargs or {}
+        self._ran.pause()
+        try:
+            return self._noted(func, args, kwargs or {})
+        finally:
+            self._ran.go_on()
+
+    def _noted(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        known = _Known.of(func)
         if known.is_size:
             return func(*args, **kwargs)
+        name = known.name
         has_read = known.reads or (known.selects and selects_by_mask(name, args))
         self.ranks = self.ranks or known.ranks
         self.skips = self.skips or known.skips
@@ -352,7 +362,10 @@ class _Noted(Numbers):
         self.beyond.update(beyond)
         tables = dict(picked(self._held, args, kwargs)) if known.picks else {}
         self.tables.update(tables)
-        result = super().__torch_function__(func, types, args, kwargs)
+        self._ran.go_on()  # a function may call the model's code
+        result = func(*args, **kwargs)
+        self._ran.pause()
+        result = self.with_result(result, func, args, kwargs)
         if known.kind == "read" and _is_truth(name, result) and (place := _place()) is not None:
             self.truths[place] = self.truths.get(place, 0) + 1
         gathered = self._gathered(args, result)
@@ -412,7 +425,9 @@ def _is_truth(name: str, result: Any) -> bool:
 
 def _place() -> _Place | None:
     """Where the code outside of torch is that now asks, where it is a model's."""
-    frame: types.FrameType | None = sys._getframe(2)
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
     while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
         frame = frame.f_back
     is_own = frame is None or frame.f_code.co_filename.startswith(_OWN)

@@ -48,7 +48,10 @@ class Numbers(HiddenMode):
         self._made: dict[int, Tensor] = {}  # those, and what is made of them alone
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        return self.with_result(func(*args, **(kwargs or {})), func, args, kwargs)
+
+    def with_result(self, result: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        """What takes the place of a function's result."""
         if not (self._made or is_number(result)):
             return result
         given = [*tensors((args, kwargs or {}))]

@@ -39,6 +39,8 @@ _AWAY = 1.25
 class CallsInTurn:
     """A training ``form`` called on batches one after another; ``start`` sets mode and state ahead of them.
 
+    ``is_unchanged`` tells whether all is as it set it but for large weights: False where that is not known.
+
     Attributes
     ----------
     writing: the calls that may write to weights behind torch's back. carrying: see :func:`carriers`.
@@ -52,7 +54,9 @@ class CallsInTurn:
         variation: Variation,
         device: torch.device,
         start: Callable[[bool], None],
+        is_unchanged: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._is_unchanged = is_unchanged
         self.model, self.form, self.given, self._device, self._start = code.model, form, given, device, start
         self.dim, self.variation = batch_dim(variation.dims), variation
         self.written = buffers_written(code.model, [form])
@@ -69,6 +73,11 @@ class CallsInTurn:
         for buffer in (b for n, b in self.model.named_buffers() if n in self.written):
             if buffer.is_floating_point():
                 buffer.mul_(_AWAY)
+        result = self._run(*batches)
+        return dict(_held(self.model, self._weights)), result
+
+    def _run(self, *batches: Mapping[str, Tensor]) -> tuple[Any, ...]:
+        """What the last of some batches gives."""
         result: tuple[Any, ...] = ()
         for batch in batches:
             seed(self._device)
@@ -78,7 +87,7 @@ class CallsInTurn:
             if any(broken(g, seen.numbers) for g in self.form.guards if id(g) in self.variation.unsure):
                 raise _Otherwise
             result = seen.result
-        return dict(_held(self.model, self._weights)), result
+        return result
 
     @functools.cached_property
     def other(self) -> Mapping[str, Tensor]:
@@ -101,13 +110,24 @@ class CallsInTurn:
             return False
         if self.form.keeps or self.written or not self.carrying <= {c.name for c in self.writing}:
             return True
+        if not self.writing:
+            return False
         try:
-            before, _ = self.after() if self.writing else ({}, ())
-            left = self.in_turn[0] if self.writing else {}
+            if self._leaves_all():
+                return False
+            before, left = self.after()[0], self.in_turn[0]
         except Exception as error:  # any Python of the model, on rows it may not take
             _logger.debug("what a forward leaves could not be looked at: %s", error)
             return True
         return before.keys() != left.keys() or not all(is_equal(before[n], left[n]) for n in left)
+
+    def _leaves_all(self) -> bool:
+        """Whether two batches are seen to leave everything as it was."""
+        weights = [self.model.get_parameter(name) for name in self._weights]
+        self._start(True)
+        before = [weight.detach().clone() for weight in weights]
+        self._run(self.given, self.other)
+        return self._is_unchanged() and all(map(is_equal, before, weights))
 
 
 @torch.no_grad()

@@ -129,7 +129,7 @@ def _questions(
             unasked.add(n + 2)
             continue
         if is_untold:
-            among = functools.partial(_among_more, results, asked.seen, given, n // 2 + 1, dim, shapes)
+            among = functools.partial(_among_more, asked.seen, n // 2 + 1, dim, shapes)
             yield functools.partial(_looked_at, watch.ran, among), True
         if in_gradients is not None:
             held_back = functools.partial(in_gradients.fault, [n // 2 + 1])
@@ -188,7 +188,7 @@ def _numbers_of_rows(asked: Asked, watch: Watch, far: dict[int, str]) -> Iterato
     cuts = rows_to_try(watch.noted.beyond if watch.noted else (), least, most)
     in_open = {n for n in beside_places(form, least, most) | cuts | met.near if asked.takes(n + 2)}
     for n in sorted(n for n in in_open if MOST < n < min(far, default=n + 1)):
-        if words := if_told(_among_more, asked.results, asked.seen, asked.given, n // 2 + 1, dim, shapes):
+        if words := if_told(_among_more, asked.seen, n // 2 + 1, dim, shapes):
             far[n] = words
             break
     untold = {n for n in in_open if n <= MOST}
@@ -407,17 +407,10 @@ def _of_alike_layers(ask: Callable[..., str], watch: Watch) -> str:
     return ask()
 
 
-def _among_more(
-    results: Callable[..., Results],
-    few: Results,
-    given: Mapping[str, Tensor],
-    times: int,
-    dim: Dim,
-    shapes: _Shapes,
-) -> str:
+def _among_more(few: Results, times: int, dim: Dim, shapes: _Shapes) -> str:
     """What gives others than for a ``few`` rows where each comes so many ``times``, one behind the other."""
     rows = "a" * times + "b" * times
-    return few.among(results(given, True).of(rows), rows, dim, shapes, ROUNDED)
+    return few.among(few.of(rows), rows, dim, shapes, ROUNDED)
 
 
 def _of_alike(

@@ -86,10 +86,14 @@ def that_stay(
     As angles do that are of the type of a hidden state. ``run`` runs the form; beside it each such call runs
     alone, on other numbers and on none. Those that leave anything behind do not tell.
     """
+    every = [*_with_rows(form, dim, shapes)]
+    fed: set[Call] = set()
+    for call, known, _ in reversed(every):
+        fed |= {*call.inputs} if known or call in fed else set()
     asked = {
         call: {id(c) for c in with_rows}
-        for call, known, with_rows in _with_rows(form, dim, shapes)
-        if with_rows and not known and not leaves_anything(form, call)
+        for call, known, with_rows in every
+        if with_rows and not known and call in fed and not leaves_anything(form, call)
     }
     taken = {c for call in asked for c in call.inputs}
     values: dict[Call, Any] = {}

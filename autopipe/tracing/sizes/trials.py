@@ -169,16 +169,19 @@ class Explorer:
             if id(g) not in self.harmless and (said := broken(g, shown.numbers))
         ]
 
-    def _does_harm(self, trial: Trial) -> bool:
-        """Whether a form in which a guard came out differently is not the model there, in its own mode."""
+    @property
+    def _modes(self) -> tuple[bool | None, ...]:
+        """The form's own mode, and the other: a form of both may ask in one of them alone."""
+        return (None,) if self.by_mode or self.is_meta else (None, True)
+
+    def _does_harm(self, trial: Trial, modes: Sequence[bool | None] | None = None) -> bool:
+        """Whether a form in which a guard came out differently is not the model there, in these modes."""
         failed = {id(g) for g, _ in self._failed(trial.seen)}
         forms = [f for f in self.forms if any(id(g) in failed for g in f.guards)]
-        # a form of both modes may ask in one of them alone
-        modes = (None,) if self.by_mode or self.is_meta else (None, True)
         return any(
             self.differs(trial, form, training) or self._trains_otherwise(trial, form, training)
             for form in forms
-            for training in modes
+            for training in (self._modes if modes is None else modes)
         )
 
     def _trains_otherwise(self, trial: Trial, form: Recording, training: bool | None) -> bool:
@@ -218,13 +221,21 @@ class Explorer:
         failed = [g for g, _ in self._failed(seen)]
         if any(g.stays for g in failed):
             return everything, False
-        is_right = not failed or not (self._does_harm(Trial(sizes, seen, True)) or self._harms_unlike(sizes))
-        return {id(g) for g in failed}, is_right
+        return {id(g) for g in failed}, not (failed and self._harms(Trial(sizes, seen, True)))
 
-    def _harms_unlike(self, sizes: Mapping[Dim, int]) -> bool:
+    def _harms(self, trial: Trial) -> bool:
+        """Whether a form is not the model on the trial's own data, or on others in whichever mode."""
+        own, *rest = self._modes
+        if self._does_harm(trial, [own]):
+            return True
+        unlike = self._harms_unlike(trial.sizes)
+        return self._does_harm(trial, rest) if unlike is None else unlike
+
+    def _harms_unlike(self, sizes: Mapping[Dim, int]) -> bool | None:
         """Whether a form is not the model on other data of these sizes: what comes again may hide it.
 
-        Of so many rows that come again the largest few are one, however few they are.
+        Of so many rows that come again the largest few are one, however few they are. None where no others
+        can be tried.
         """
         for choice in () if self.is_meta else range(2):
             self.last_answer, self._redraws = None, choice
@@ -237,7 +248,7 @@ class Explorer:
                 _logger.debug("other data could not be tried: %s", error)
             finally:
                 self.last_answer, self._redraws = None, None
-        return False
+        return None
 
     def _replayed(
         self,
