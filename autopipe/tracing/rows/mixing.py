@@ -139,7 +139,7 @@ def mixing(
                 fault = fault_in_pieces(*told, takes=takes, rows_of=are_rows, is_close=is_close)
                 if fault:
                     return Mixing(fault, points=True)
-                failed = ""
+                failed = failed if fault is None else ""
             untold = untold or (failed if seen is None else "")
             if not (is_sure or found[training]):
                 found[training] = if_told(by_order, model, form, given, dim, shapes, device, begin)
