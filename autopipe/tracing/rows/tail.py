@@ -319,10 +319,12 @@ class _View:
         """The calls, by id, whose values are not of one row each and make others that are not, to the end.
 
         Rows may lie in any order on the way, as those that go to an expert do, and be put back in their
-        places. Whole numbers are places of rows, which mix none.
+        places. Whole numbers are places of rows, which mix none; what is the same for all rows, such as a
+        loss that is clipped to nothing, does not tell that they are back.
         """
         output = self.form.calls[-1]
         last = {id(c) for c in output.inputs}
+        given_out = frozenset[int]().union(*(c.storages for c in output.inputs))
         after: dict[int, list[Call]] = {}
         written: dict[int, list[Call]] = {}
         for call in self.calls:
@@ -334,8 +336,9 @@ class _View:
         lasting, seeds = set[int](), set[int]()
         for call in reversed(self.calls):
             is_mixed = self._is_mixed(call)
-            is_passed = is_mixed is not False or call.writes or not self._count(call)
-            if is_passed and (id(call) in last or any(id(c) in lasting for c in after.get(id(call), ()))):
+            is_back = is_mixed is False and not call.writes and self._varies(call)
+            goes_on = any(id(c) in lasting for c in after.get(id(call), ()))
+            if not is_back and (goes_on or id(call) in last or call.writes & given_out):
                 lasting.add(id(call))
                 seeds |= {id(call)} if is_mixed else set()
         return seeds
@@ -347,6 +350,11 @@ class _View:
             return True
         mixed = [i for i in range(self._count(call)) if not self._is_of_rows(call, i)]
         return (any(self._is_float(call, i) for i in mixed) or None) if mixed else False
+
+    def _varies(self, call: Call) -> bool:
+        """Whether a call gives tensors, all of which are others for other rows."""
+        each = (self._values(call, i) for i in range(self._count(call)))
+        return all(not (_are_alike(a, b) and _are_alike(a, c)) for a, b, c in each) and self._count(call) > 0
 
     def _is_of_rows(self, call: Call, i: int) -> bool:
         return any(self._stays(call, i, lies) for lies in self._by_row(call, i))
