@@ -37,6 +37,7 @@ from .class_weights import by_class_weights
 from .data_dependent import Change, Watch
 from .inner_numbers import Around
 from .joining import joining
+from .lifted import lifted
 from .noise import OwnNoise
 from .noise_of_others import mixed_by_noise
 from .order import by_order
@@ -119,8 +120,12 @@ def mixing(
                         or both.neither()
                     )
                     if not (is_longer or found[training]):
-                        sums += both.sums()
-                        summed |= both.summed()
+                        told_sums = both.sums()
+                        if None in told_sums.values():
+                            more = _of_lifted(results, model, form, given, alone, dim, shapes)
+                            told_sums = {n: more.get(n) if t is None else t for n, t in told_sums.items()}
+                        sums += map(bool, told_sums.values())
+                        summed |= {name for name, is_sum in told_sums.items() if is_sum}
                     if not found[training]:
                         blocks |= both.blocks(dim, shapes)
                         if not is_longer:
@@ -198,6 +203,26 @@ def _of_others(results: Callable[..., Results], given: Mapping[str, Tensor], dim
         except Exception as error:
             # any Python of the model, on data that it may not take
             _logger.debug("outputs of other rows could not be told: %s", error)
+
+
+def _of_lifted(
+    results: Callable[..., Results],
+    model: nn.Module,
+    form: Recording,
+    given: Mapping[str, Tensor],
+    alone: bool,
+    dim: Dim,
+    shapes: _Shapes,
+) -> dict[str, bool]:
+    """Which numbers are sums of rows' other values, or by what a loss over labels says of itself."""
+    said = {c.name: o["reduction"] for c in form.calls if (o := label_options(model, c)) is not None}
+    try:
+        found = results(given, alone, changes=lifted(model, form, dim, shapes)).sums()
+    except Exception as error:
+        # any Python of the model, on values that it may not take
+        _logger.debug("sums could not be told from means: %s", error)
+        found = dict.fromkeys(said)
+    return {n: said.get(n) == "sum" if is_sum is None else is_sum for n, is_sum in found.items()}
 
 
 def _by_noise(

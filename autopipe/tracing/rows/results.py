@@ -247,17 +247,17 @@ class Results:
         made = (t for rows in two_rows for value in self.of(rows) for t in tensors(value))
         return all(bool(t.isfinite().all()) for t in made if not t.is_nested)
 
-    def sums(self) -> list[bool]:
-        """Of each number made of rows, whether it is their sum: twice as much for twice the rows."""
-        out = []
+    def sums(self) -> dict[str, bool | None]:
+        """Of each number made of rows, by name, whether it is their sum: twice as much for twice the rows.
+
+        None where nothing tells, as where all of it is 0.
+        """
+        out: dict[str, bool | None] = {}
         for i in self._numbers:
             _, summed, found, allowed = self._of_three(i)
-            out.append(abs(found - summed) <= allowed < abs(summed) / 3)
+            is_told = allowed < abs(summed) / 3
+            out[self.leaves[i].name] = abs(found - summed) <= allowed if is_told else None
         return out
-
-    def summed(self) -> set[str]:
-        """The names of those that are."""
-        return {self.leaves[i].name for i, is_sum in zip(self._numbers, self.sums(), strict=True) if is_sum}
 
     def blocks(self, dim: Dim, shapes: _Shapes) -> set[str]:
         """The names of leaves with several places for each row, first one of all rows, then another."""

@@ -1,0 +1,74 @@
+"""Losses that are 0 on the example are sums or means all the same."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import autopipe
+
+N = 8
+
+
+class Model(nn.Module):
+    def __init__(self, loss, starts_at_zero=False):
+        super().__init__()
+        self.first, self.last, self.loss = nn.Linear(6, 8), nn.Linear(8, 5), loss
+        if starts_at_zero:
+            nn.init.zeros_(self.last.weight)
+            nn.init.zeros_(self.last.bias)
+
+    def forward(self, x, y):
+        return self.loss(self.last(self.first(x).tanh()), y)
+
+
+def masked(z, y):
+    return F.cross_entropy(z, y.clamp(min=0), reduction="none") * (y >= 0)
+
+
+def margin(z, y):
+    return (y[:, None] - z - 50).relu()
+
+
+ZEROS = {
+    "masked sum": (lambda z, y: masked(z, y).sum(), "nothing counts"),
+    "chosen sum": (lambda z, y: F.cross_entropy(z, y.clamp(min=0), reduction="none")[y >= 0].sum(), "nothing"),
+    "masked mean": (lambda z, y: masked(z, y).mean(), "nothing counts"),
+    "labels' sum": (lambda z, y: F.cross_entropy(z, y, reduction="sum", ignore_index=-1), "nothing counts"),
+    "labels' own sum": (
+        lambda z, y: F.cross_entropy(z, y, reduction="none", ignore_index=-1).sum(),
+        "nothing counts",
+    ),
+    "hinge's sum": (lambda z, y: margin(z, y).sum(), "no margin"),
+    "hinge's mean": (lambda z, y: margin(z, y).mean(), "no margin"),
+    "head's sum": (lambda z, y: z.square().sum() + z[:, 0].sum(), "zero head"),
+    "head's mean": (lambda z, y: z.square().mean() + z[:, 0].mean(), "zero head"),
+    "distance's sum": (lambda z, y: F.mse_loss(z, torch.zeros_like(z), reduction="sum"), "zero head"),
+}
+
+
+def batch(kind, like_example):
+    draw = torch.Generator().manual_seed(int(like_example))
+    x = torch.randn(N, 6, generator=draw, dtype=torch.float64)
+    if kind == "no margin":
+        return x, torch.randn(N, generator=draw, dtype=torch.float64) + (0 if like_example else 60)
+    y = torch.randint(0, 5, (N,), generator=draw)
+    return x, torch.full_like(y, -1) if like_example and kind.startswith("nothing") else y
+
+
+@pytest.mark.parametrize("name", ZEROS)
+def test_a_loss_of_0_at_the_example_is_weighed_as_what_it_is(name):
+    loss, kind = ZEROS[name]
+    torch.manual_seed(0)
+    model = Model(loss, kind == "zero head").double()
+    example, other = batch(kind, like_example=True), batch(kind, like_example=False)
+    assert float(model(*example).detach()) == 0
+    expected = model(*other)
+    expected.backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    pipe = autopipe.split(model, 2, example, n_microbatches=4, costs="estimated")
+    found = pipe.runtime().step(*other)
+    torch.testing.assert_close(found.loss.as_subclass(torch.Tensor), expected)
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
