@@ -32,7 +32,10 @@ def margin(z, y):
 
 ZEROS = {
     "masked sum": (lambda z, y: masked(z, y).sum(), "nothing counts"),
-    "chosen sum": (lambda z, y: F.cross_entropy(z, y.clamp(min=0), reduction="none")[y >= 0].sum(), "nothing"),
+    "chosen sum": (
+        lambda z, y: F.cross_entropy(z, y.clamp(min=0), reduction="none")[y >= 0].sum(),
+        "nothing counts",
+    ),
     "masked mean": (lambda z, y: masked(z, y).mean(), "nothing counts"),
     "labels' sum": (lambda z, y: F.cross_entropy(z, y, reduction="sum", ignore_index=-1), "nothing counts"),
     "labels' own sum": (
@@ -53,7 +56,7 @@ def batch(kind, like_example):
     if kind == "no margin":
         return x, torch.randn(N, generator=draw, dtype=torch.float64) + (0 if like_example else 60)
     y = torch.randint(0, 5, (N,), generator=draw)
-    return x, torch.full_like(y, -1) if like_example and kind.startswith("nothing") else y
+    return x, torch.full_like(y, -1) if like_example and kind == "nothing counts" else y
 
 
 @pytest.mark.parametrize("name", ZEROS)
@@ -72,3 +75,17 @@ def test_a_loss_of_0_at_the_example_is_weighed_as_what_it_is(name):
     torch.testing.assert_close(found.loss.as_subclass(torch.Tensor), expected)
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_a_mean_by_weights_that_are_all_0_at_the_example_is_told_as_one():
+    class Weighted(Model):
+        def forward(self, x, w):
+            each = self.last(self.first(x).tanh()).square().mean(1)
+            return (each * w).sum() / w.sum().clamp(min=1)
+
+    torch.manual_seed(0)
+    x, w = torch.randn(N, 6).double(), torch.tensor([1.0, 1, 1, 1, 1, 1, 1, 0]).double()
+    model = Weighted(None).double()
+    pipe = autopipe.split(model, 2, (x, torch.zeros_like(w)), n_microbatches=4, costs="estimated")
+    found = pipe.runtime().step(x, w)
+    torch.testing.assert_close(found.loss.as_subclass(torch.Tensor), model(x, w))

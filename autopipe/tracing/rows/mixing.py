@@ -120,12 +120,12 @@ def mixing(
                         or both.neither()
                     )
                     if not (is_longer or found[training]):
-                        told_sums = both.sums()
-                        if None in told_sums.values():
-                            more = _of_lifted(results, model, form, given, alone, dim, shapes)
-                            told_sums = {n: more.get(n) if t is None else t for n, t in told_sums.items()}
-                        sums += map(bool, told_sums.values())
-                        summed |= {name for name, is_sum in told_sums.items() if is_sum}
+                        are_sums = both.sums()
+                        if None in are_sums.values():
+                            at_zero = _of_lifted(results, model, form, given, alone, dim, shapes)
+                            are_sums = {n: at_zero.get(n) if s is None else s for n, s in are_sums.items()}
+                        sums += map(bool, are_sums.values())
+                        summed |= {name for name, is_sum in are_sums.items() if is_sum}
                     if not found[training]:
                         blocks |= both.blocks(dim, shapes)
                         if not is_longer:

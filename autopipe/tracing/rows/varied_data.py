@@ -74,6 +74,7 @@ def of_other_sign(given: Mapping[str, Tensor], dim: Dim, names: Collection[str])
 def of_other_weights(given: Mapping[str, Tensor], dim: Dim) -> Iterator[dict[str, Tensor]]:
     """The tensors with half as much in the second row of those whose first two are alike, as weights of ones.
 
+    Weights that are all 0 are taken for ones.
     What divides by all weights is then no mean of what it gives for each row.
     """
     out = dict(given)
@@ -82,7 +83,7 @@ def of_other_weights(given: Mapping[str, Tensor], dim: Dim) -> Iterator[dict[str
         if not (tensor.is_floating_point() and tensor.shape[axis] > 1):
             continue
         if torch.equal(tensor.select(axis, 0), tensor.select(axis, 1)):
-            changed = tensor.clone()
+            changed = tensor.clone() if tensor.any() else torch.ones_like(tensor)
             changed.select(axis, 1).div_(2)
             out[name] = changed.requires_grad_(given[name].requires_grad)
     if any(out[name] is not given[name] for name in given):
