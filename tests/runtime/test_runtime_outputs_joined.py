@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autopipe
-from autopipe.errors import InputError
+from autopipe.errors import AutopipeError, InputError
 from autopipe.runtime.wire.announcement import Form
 
 
@@ -100,6 +101,33 @@ def test_a_sum_that_a_loss_function_takes_for_its_loss_is_told(caplog: pytest.Lo
 def test_an_output_whose_size_is_no_multiple_of_the_rows_is_refused() -> None:
     with pytest.raises(InputError, match="no certain number of places"):
         compared(lambda h: (h, torch.arange(len(h) + 1)), mean_of_first, sizes=(6,))
+
+
+class Padded(nn.Module):
+    """Gives three places at least, however few rows there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        told = self.last(self.first(x).tanh())
+        padded = F.pad(told, (0, 0, 0, max(len(x), 3) - len(x)))
+        return F.cross_entropy(padded[: len(x)], y), padded
+
+
+def test_an_output_of_which_small_microbatches_have_more_places_than_the_batch_is_refused() -> None:
+    x, y = torch.randn(8, 6), torch.arange(8) % 3
+    for n_microbatches, is_right in ((2, True), (4, False)):
+        model = Padded()
+        pipe = autopipe.split(model, 2, (x, y), n_microbatches=n_microbatches, costs="estimated")
+        runtime = pipe.runtime()
+        assert runtime.step(x, y).loss.isfinite()
+        if is_right:
+            torch.testing.assert_close(runtime.forward(x, y)[1], model(x, y)[1])
+            continue
+        with pytest.raises(AutopipeError, match=r"3 places along axis 0 for a microbatch of 2 rows"):
+            runtime.step(x, y, return_outputs=True)
 
 
 def test_a_sparse_output_is_that_of_the_batch(caplog: pytest.LogCaptureFixture) -> None:

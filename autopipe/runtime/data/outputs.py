@@ -18,7 +18,7 @@ from ...accelerator import upload
 from ...errors import InputError
 from ...graph import OpGraph
 from ...tracing.inputs.layout import concatenated, of_blocks
-from ...units import symbol
+from ...units import size_at, symbol
 from ..wire.announcement import Announcement, Form
 from ..wire.boundary import flatten
 from ..wire.peers import Peers
@@ -112,6 +112,7 @@ class Outputs:
             axis, step = told
             return torch.cat(_of_batch(leaf, axis, step, batch.rows), axis)
         if axes and are_tensors:
+            self._check_rows(name, axes[0], leaf, batch)
             return (
                 of_blocks(leaf, axes[0], batch.rows) if name in mixing.blocks else concatenated(leaf, axes[0])
             )
@@ -136,6 +137,22 @@ class Outputs:
                 name,
             )
         return leaf[0]
+
+    def _check_rows(self, name: str, axis: int, leaf: Sequence[Tensor], batch: Batch) -> None:
+        """Raise :class:`InputError` where a microbatch takes another way than the batch, to other places."""
+        usual = self._capture.own[self._capture.model.training][0]
+        others = [m for m in range(batch.n_microbatches) if batch.form(m) != usual]
+        size = self._capture.ops.by_name[name].outputs[0].shape[axis]
+        dims = _dims(self._capture.ops, batch) if others else []
+        for m in others:
+            n, expected = leaf[m].shape[axis], size_at(size, dims[m])
+            if n != expected:
+                raise InputError(
+                    f"output {name} has {n} places along axis {axis} for a microbatch of {batch.rows[m]} "
+                    f"rows, of which the batch has {expected:g}, as so few rows take another way in the "
+                    "model: microbatches do not make the whole; pass a smaller n_microbatches here, or do "
+                    "not ask for outputs"
+                )
 
     def _leaves(self, batch: Batch) -> list[tuple[str, tuple[int, ...] | None]]:
         """Name and batch axes of each output leaf in the model's present mode; None where not known."""
