@@ -52,3 +52,17 @@ def test_targets_that_cannot_be_cut_are_refused_on_every_rank():
     with pytest.raises(InputError, match=r"target is sparse_coo.*batch_dims={'target': None}"):
         rt.step(*torch.randn(2, 6, 4), target=torch.randn(6, 4).to_sparse())
     assert rt.step(*torch.randn(2, 6, 4), target=torch.randn(6, 4)).loss.isfinite()
+
+
+def test_a_tensor_in_the_target_that_has_a_batchs_size_by_chance_is_given_whole():
+    model, draw = nn.Linear(4, 5), torch.Generator().manual_seed(0)
+    model, prior = nn.Sequential(nn.Linear(4, 4), model), torch.rand(5, generator=draw)
+
+    def loss(output, target):
+        return nn.functional.cross_entropy(output - target["prior"].log(), target["labels"])
+
+    rt = autopipe.split(model, 2, (torch.randn(8, 4),), n_microbatches=5, costs="estimated").runtime(loss)
+    for n in (8, 5):  # five microbatches of one row each would take a class each
+        x, target = torch.randn(n, 4, generator=draw), {"labels": torch.arange(n) % 5, "prior": prior}
+        found = rt.step(x, target=target).loss.as_subclass(torch.Tensor)
+        torch.testing.assert_close(found, loss(model(x), target))

@@ -194,6 +194,7 @@ class Cut:
     sizes: how many rows each microbatch has. n_rows: all of them.
     axes: the batch axis of every input that is cut. packed: rows of each packed input by microbatch.
     target_axis: that of tensors in the target that have as many rows; None where each gets them whole.
+    whole: the places of those tensors in the target that each gets whole, though they have as many.
     """
 
     sizes: tuple[int, ...]
@@ -201,6 +202,7 @@ class Cut:
     packed: Mapping[str, Sequence[int]]
     n_rows: int
     target_axis: int | None
+    whole: frozenset[int] = frozenset()
 
     def of(self, leaves: Mapping[str, Any], target: Any) -> Batch:
         """The batch with these values."""
@@ -216,7 +218,9 @@ class Cut:
         if isinstance(target, Tensor):
             return self._of_target(target)
         leaves, spec = flatten(target)
-        columns = [*map(self._of_target, leaves)]
+        columns = [
+            (v,) * len(self.sizes) if i in self.whole else self._of_target(v) for i, v in enumerate(leaves)
+        ]
         return [unflatten(spec, [c[m] for c in columns]) for m in range(len(self.sizes))]
 
     def _of_target(self, leaf: Any) -> Sequence[Any]:
@@ -233,7 +237,8 @@ class Splitter:
     where their samples are. Elsewhere a tensor whose leading size equals that of the first tensor argument
     is taken as batched; anything else (0-d, another leading size, not a tensor) goes to every microbatch
     whole. ``batch_dims`` overrules both: input name → axis, or None for whole; the name ``target`` speaks
-    of every tensor in the target.
+    of every tensor in the target. One among others there that had its size beside another number of rows
+    before is not cut where a batch has as many rows by chance.
     """
 
     def __init__(self, capture: Capture, batch_dims: Mapping[str, int | None] | None = None) -> None:
@@ -243,6 +248,7 @@ class Splitter:
         self._known = dict(self._batch.where) if self._batch else {}
         self._fixed = capture.variation.fixed
         self._capture = capture
+        self._of_no_rows: set[tuple[int, int, int]] = set()
         unknown = sorted(set(self._given) - names - {"target"})
         if unknown:
             raise InputError(
@@ -287,7 +293,19 @@ class Splitter:
         packed = self._packed(leaves, sizes) if len(sizes) > 1 else {}
         if len(sizes) > 1:
             self._check_target(target, n_rows)
-        return Cut(sizes, axes, packed, n_rows, self._given.get("target", 0)).of(leaves, target)
+        whole = self._whole_in(target, n_rows)
+        return Cut(sizes, axes, packed, n_rows, self._given.get("target", 0), whole).of(leaves, target)
+
+    def _whole_in(self, target: Any, n_rows: int) -> frozenset[int]:
+        """The places in a target of tensors whose size was the same beside another number of rows."""
+        axis = self._given.get("target", 0)
+        if axis is None or isinstance(target, Tensor):
+            return frozenset()
+        leaves = flatten(target)[0]
+        tensors = ((i, v) for i, v in enumerate(leaves) if isinstance(v, Tensor) and v.ndim > axis)
+        found = {(len(leaves), i, v.shape[axis]) for i, v in tensors}
+        self._of_no_rows |= {told for told in found if told[2] != n_rows}
+        return frozenset(i for _, i, _ in found & self._of_no_rows)
 
     def _packed(self, leaves: Mapping[str, Any], sizes: Sequence[int]) -> dict[str, list[int]]:
         """How many rows of each packed input belong to each microbatch."""
