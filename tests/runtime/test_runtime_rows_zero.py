@@ -1,4 +1,4 @@
-"""Losses that are 0 on the example are sums or means all the same."""
+"""Losses that are 0, or no number, on the example are sums or means, and tell what mixes rows."""
 
 import pytest
 import torch
@@ -89,3 +89,26 @@ def test_a_mean_by_weights_that_are_all_0_at_the_example_is_told_as_one():
     pipe = autopipe.split(model, 2, (x, torch.zeros_like(w)), n_microbatches=4, costs="estimated")
     found = pipe.runtime().step(x, w)
     torch.testing.assert_close(found.loss.as_subclass(torch.Tensor), model(x, w))
+
+
+@pytest.mark.parametrize("nothing", [float("nan"), float("inf"), 1e308])
+def test_an_example_of_no_numbers_tells_what_another_would(nothing):
+    x, y = torch.full((N, 6), nothing, dtype=torch.float64), torch.arange(N) % 5
+    ways = {
+        "mean": lambda z, y: z.square().mean(),
+        "sum": lambda z, y: z.square().sum(),
+        "mixed": lambda z, y: F.cross_entropy(z - z.square().mean(0), y),
+    }
+    found = {
+        kind: autopipe.capture(Model(loss).double(), (x, y)).variation.mixing for kind, loss in ways.items()
+    }
+    assert {kind: mixing.sums for kind, mixing in found.items()} == {
+        "mean": False,
+        "sum": True,
+        "mixed": False,
+    }
+    assert {kind: bool(mixing.always) for kind, mixing in found.items()} == {
+        "mean": False,
+        "sum": False,
+        "mixed": True,
+    }

@@ -109,9 +109,14 @@ def mixing(
                 is_longer = dim.example > 2 and not alone
                 try:
                     both = results(given, alone, watch=None if training else evaluated)
-                    if alone and not both.is_finite("ab"):
+                    if not both.is_finite("ab"):
                         # the first two rows lack what the model asks, such as labels of each kind
-                        both = next(filter(_is_finite, _of_further(results, given, dim)), both)
+                        further = _of_further(results, given, dim) if alone else iter(())
+                        finite = next(filter(_is_finite, further), None)
+                        if finite is None and _is_finite(drawn := results(_drawn(given), alone)):
+                            given, finite = _drawn(given), drawn
+                            told = (model, form, given, dim, device, begin)
+                        both = finite or both
                     more = takes(3 if alone else dim.example + 1)
                     found[training] = (
                         mixed_in(both, dim, shapes)
@@ -179,6 +184,16 @@ def _of_further(results: Callable[..., Results], given: Mapping[str, Tensor], di
     """What comes of the example's further rows, two alone at a time; see :data:`_MOST_PAIRS`."""
     for first in range(2, min(dim.example, 2 * _MOST_PAIRS), 2):
         yield results(_from_row(given, dim, first), True)
+
+
+def _drawn(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with other numbers, as for an example that is of memory nobody has written to."""
+    drawing, out = torch.Generator().manual_seed(0), dict(given)
+    for name, tensor in given.items():
+        if tensor.is_floating_point():
+            numbers = torch.randn(tensor.shape, generator=drawing)
+            out[name] = numbers.to(tensor).requires_grad_(tensor.requires_grad)
+    return out
 
 
 def _is_finite(both: Results) -> bool:
