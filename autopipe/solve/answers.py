@@ -99,10 +99,8 @@ def least_sums_ns(
     with contextlib.suppress(OutOfTime, TooMany, KeyboardInterrupt):
         least_ns, found = least_sum(form, case.line, total_ns, most_ns, aside, until)
         for chain_ in found:
-            if trimmed is None:
-                chains.append(whole.expand(chain_))
-            elif trimmed.problem.is_valid(chain_):
-                chains.append(whole.expand(trimmed.expand(chain_)))
+            stage_of = whole.expand(chain_ if trimmed is None else trimmed.expand(chain_))
+            chains += [stage_of] * problem.is_valid(stage_of)
         return min(least_ns, most_ns), chains
     return 0.0, []
 

@@ -33,12 +33,21 @@ class Trimmed:
     starts: tuple[int, ...]
 
     def expand(self, stage_of: Sequence[int]) -> tuple[int, ...]:
-        """The stage of each item of the whole: trifles are beside what they take, or their first taker."""
+        """The stage of each item of the whole: trifles are beside what they take, or their first taker.
+
+        Stages that are empty of what is left, and may not be, they fill as far as their order lets them.
+        """
         out = dict(zip(self.kept, stage_of, strict=True))
+        stages = range(0 if self.whole.allow_empty else self.whole.n_stages)
+        empty = sorted({*stages} - {*out.values()})
         for v in self.starts:
-            out[v] = min(out[w] for w in self.whole.after[v] if w in out)
+            last = min(out[w] for w in self.whole.after[v] if w in out)
+            out[v] = max((s for s in empty if s <= last), default=last)
+            empty = [s for s in empty if s != out[v]]
         for v in self.ends:
-            out[v] = max((out[u] for u in self.whole.before[v]), default=0)
+            first = max((out[u] for u in self.whole.before[v]), default=0)
+            out[v] = min((s for s in empty if s >= first), default=first)
+            empty = [s for s in empty if s != out[v]]
         return tuple(out[v] for v in range(len(out)))
 
 

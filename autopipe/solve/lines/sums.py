@@ -30,7 +30,7 @@ _PAIRS = 1 << 23
 """The most pairs of them that are priced."""
 _CELLS = 1 << 15
 """Pairs priced in one go: few rows leave few columns near them."""
-_EXACT = 1 << 14
+_EXACT = 1 << 15
 """Of so many pairs at most it is looked for which whole blocks are computed again."""
 _NEAR = 5e-4
 """The bound is raised until what is open is less than this part of it."""
@@ -98,6 +98,7 @@ class _Sums(Chains):
         self.ordered, self.loads = self.problem, Loads(self.problem)
         self.alike, self.contained = (), None
         self.line, self.top, self.aside, self.limits = line, top, aside, limits
+        self.known: dict[object, float] = {}  # loads with whole blocks computed again
         none, all_ns = np.zeros(len(self.problem.items), dtype=bool), (0, self.room.total_ns)
         self.layer = self._layer(Window(self.problem, none, none, all_ns, all_ns, (0, 0)))
         held = self.layer.downsets.rows.sum(axis=1)
@@ -169,10 +170,10 @@ class _Sums(Chains):
             before, after = [_only(self.n, self.none)], [_only(self.n, self.all)]
             for pairs in stages:
                 before.append(np.full(self.n, float(HUGE)))
-                np.minimum.at(before[-1], pairs.end, before[-2][pairs.begin] + pairs.works)
+                np.minimum.at(before[-1], pairs.end, before[-2][pairs.begin] + self._taking(pairs))
             for pairs in reversed(stages):
                 after.append(np.full(self.n, float(HUGE)))
-                np.minimum.at(after[-1], pairs.begin, after[-2][pairs.end] + pairs.works)
+                np.minimum.at(after[-1], pairs.begin, after[-2][pairs.end] + self._taking(pairs))
             if before[-1][self.all] >= HUGE:
                 return None
             there = _Open(stages, before, after[::-1], is_whole)
@@ -182,6 +183,10 @@ class _Sums(Chains):
             sums = self._sums(there)
             stages = [pairs.picked(own <= most) for pairs, own in zip(stages, sums, strict=True)]
 
+    def _taking(self, pairs: _Pairs) -> Floats:
+        """What a microbatch takes to pass a stage that works, and to the next one, both ways."""
+        return pairs.works + self.line.hop_s * 1e9 * (pairs.works > 0)
+
     def _sums(self, there: _Open) -> Iterator[Floats]:
         """The sum of each stage, for each pair that is left of it."""
         for s, pairs in enumerate(there.stages):
@@ -190,10 +195,9 @@ class _Sums(Chains):
 
     def _whole(self, there: _Open) -> list[_Pairs]:
         """The pairs that are left, with whole blocks computed again."""
-        known: dict[object, float] = {}
-        return [self._of_blocks(*row, known) for row in zip(self.problem.stages, there.stages, strict=True)]
+        return [self._of_blocks(*row) for row in zip(self.problem.stages, there.stages, strict=True)]
 
-    def _of_blocks(self, stage: Stage, pairs: _Pairs, known: dict[object, float]) -> _Pairs:
+    def _of_blocks(self, stage: Stage, pairs: _Pairs) -> _Pairs:
         if not self.loads.problem.has_blocks or not len(pairs.works):
             return pairs
         rows, x = np.unique(pairs.begin, return_inverse=True)
@@ -205,9 +209,9 @@ class _Sums(Chains):
             if again is not None and again.unknown[place]:
                 self._tick()
                 key = _kind(stage), int(pairs.begin[at]), int(pairs.end[at])
-                if key not in known:
-                    known[key] = again.load(*place)
-                works[at] = max(works[at], min(known[key], float(HUGE)))
+                if key not in self.known:
+                    self.known[key] = min(again.load(*place), float(HUGE))
+                works[at] = max(works[at], self.known[key])
         return dataclasses.replace(pairs, works=works)
 
     def _passed(self, there: _Open) -> float:
@@ -222,7 +226,7 @@ class _Sums(Chains):
         """The chain of what is left that works least in all."""
         came = []
         for before, pairs in zip(there.before, there.stages, strict=False):
-            falling = np.argsort(-(before[pairs.begin] + pairs.works), kind="stable")
+            falling = np.argsort(-(before[pairs.begin] + self._taking(pairs)), kind="stable")
             came.append(np.zeros(self.n, dtype=np.int64))
             came[-1][pairs.end[falling]] = pairs.begin[falling]
         return self._assignment([self.layer.downsets] * self.k, came, self.all)

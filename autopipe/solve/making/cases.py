@@ -21,7 +21,7 @@ from ..proof.step import PRECISE, Line, least_step_s
 from .baselines import Weigh
 from .formulate import formulate, largest_cut
 from .options import Options
-from .source import Source
+from .source import Source, cheapest_link
 from .tails import tail_words
 
 __all__ = ["SEVERAL_PER_RANK", "Case", "cases", "rank_orders"]
@@ -114,7 +114,10 @@ class Case:
         is_known = self.schedule in (IN_TURN, BREADTH_FIRST[IN_TURN])
         if not is_known or self.n_stages != len(devices) or len({d.speed for d in devices}) > 1:
             return None
-        return Line(len(devices), self.n_microbatches, self.schedule == IN_TURN)
+        cluster = self.source.cluster
+        # of ranks that share a host's cores, messages may be copied by either
+        hop_s = 0.0 if cluster.cores else 2 * cheapest_link(cluster).seconds(self.source.work.hop_bytes)
+        return Line(len(devices), self.n_microbatches, self.schedule == IN_TURN, hop_s)
 
     @property
     def _pace(self) -> float:

@@ -165,6 +165,7 @@ class Source:
             self.costs,
             self.clones,
             {name for ops in self.copies.values() for name in ops} - self.clones,
+            self.sizes,
             training=self.settings.training,
             may_recompute=self.settings.recompute != "never",
         )

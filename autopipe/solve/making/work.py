@@ -21,6 +21,7 @@ def work_of(
     costs: CostTable,
     clones: Collection[str],
     copied: Collection[str],
+    sizes: Mapping[str, int],
     *,
     training: bool,
     may_recompute: bool,
@@ -57,7 +58,10 @@ def work_of(
             own_s[op.name] = once_s + costs[op.name].backward_s * training
     aside_s = anywhere_s + _aside_s(graph, takes, path[::-1], own_s)
     longest_s, longest_both_s = (max(ways.values(), default=0.0) for ways in (forward, both))
-    return Work(total, max(forwards, total - forwards), dearest, longest_s, longest_both_s, aside_s)
+    hop_bytes = min((sizes[name] for name in path[1:]), default=0)
+    return Work(
+        total, max(forwards, total - forwards), dearest, longest_s, longest_both_s, aside_s, hop_bytes
+    )
 
 
 def _aside_s(

@@ -30,7 +30,8 @@ class Work:
 
     ``longer_s`` is that of all forwards or of all backwards, whichever is longer. ``forward_path_s`` counts
     forwards, ``path_s`` forwards and backwards of ops that gradients reach. ``aside_s`` is the most that a
-    stage holds which has no op of the latter path.
+    stage holds which has no op of the latter path, and ``hop_bytes`` are the fewest of a value that one op
+    of it passes to the next.
     """
 
     total_s: float
@@ -39,6 +40,7 @@ class Work:
     forward_path_s: float
     path_s: float
     aside_s: float
+    hop_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,16 +60,18 @@ class Line:
     - GPipe: the last rank ends its forwards after T's and m − 1 of any rank's, and its first backward comes
       after: T + (m − 1) · w ≤ step.
 
-    A rank without an op of the path holds at most ``aside_s``, and counts as one without work: what is said
-    of it then is said of the others too.
+    A microbatch takes ``hop_s`` at least from a rank's forward to the next one's and back, which counts like
+    work of P and of V. A rank without an op of the path holds at most ``aside_s``, and counts as one without
+    work: what is said of it then is said of the others too.
     """
 
     n_ranks: int
     n_microbatches: int
     in_turn: bool
+    hop_s: float = 0.0
 
     def sum_of(self, r: int, before: Floats, forward: Floats, backward: Floats, after: Floats) -> Floats:
-        """What is at most the step: of rank ``r``, and what ranks before it and after it work.
+        """What is at most the step: of rank ``r``, and what ranks before it and after it work and pass on.
 
         Of arrays of any shapes that fit together, in any unit of time; it rises with each of them.
         """

@@ -52,6 +52,19 @@ def layers_with_guards(n_layers: int, n_guards: int, k: int) -> Problem:
     return Problem(tuple(items), tuple(sorted(pairs)), nets, (), stages, overlap=True, recompute="auto")
 
 
+def test_trifles_fill_the_stages_that_are_empty_of_all_else():
+    """A label, six layers and a loss, of which two stages are empty; three guards behind the first layer."""
+    problem = layers_with_guards(6, 3, 7)
+    trimmed = trim(problem, part=1e-2)
+    assert trimmed is not None
+    assert [problem.items[v].ops[0] for v in trimmed.kept] == [*(f"layer{v}" for v in range(6)), "loss"]
+    for left in itertools.combinations_with_replacement(range(7), 7):
+        stage_of = trimmed.expand(left)
+        assert all(stage_of[a] <= stage_of[b] for a, b in problem.edges)
+        if len(set(left)) == 5 and left[0] == 0:
+            assert problem.is_valid(stage_of)
+
+
 def test_guards_beside_a_line_of_layers_are_no_more_places_to_cut(monkeypatch):
     """Each of twelve in turn may be the last before any cut: thirteen times as many, squared for a stage."""
     priced = []

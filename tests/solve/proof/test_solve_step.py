@@ -74,7 +74,9 @@ def test_no_assignment_of_a_drawn_graph_is_under_the_bound(number):
     limits = () if draw.random() < 0.3 else (draw.choice((400_000, 800_000, 1_200_000)),) * 3
     recompute, overlap = draw.choice(("auto", "never")), draw.random() < 0.7
     settings = Settings(overlap=overlap, recompute=recompute, memory_limit=limits or None)
-    source = Source.of(ops, table, Cluster.uniform(3, link=Link(1e-5, draw.choice((1e8, 1e10)))), settings)
+    source = Source.of(
+        ops, table, Cluster.uniform(3, link=Link(1e-5, draw.choice((1e6, 1e8, 1e10)))), settings
+    )
     case = case_of(source, 3, draw.choice((4, 5, 9)))
     check(case)
 
@@ -208,6 +210,23 @@ def test_the_bound_is_near_the_step_of_more_ranks_than_microbatches(n_microbatch
     )
     assert any(stage.recomputed for stage in plan.stages) == (room < 1)
     assert 0.95 * plan.step_s <= plan.bounds.step_lower_s <= plan.step_s
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 1e-3])
+@pytest.mark.parametrize("n_microbatches", [2, 4, 12])
+def test_what_a_microbatch_waits_for_messages_is_in_the_bound(n_microbatches, latency_s):
+    """Each of six ranks has two ops of 3 ms; from one to the next and back messages take up to 4 ms."""
+    names = ["x", *(f"op{v}" for v in range(12)), "output"]
+    ops = [Op(name, "module", name, name, outputs=HIDDEN) for name in names[1:-1]]
+    ends = Op("x", "input", "x", outputs=HIDDEN), Op("output", "output", "output")
+    graph_ = OpGraph("Slow", (ends[0], *ops, ends[1]), tuple(itertools.pairwise(names)))
+    table = CostTable({name: OpCost(1e-3, 2e-3) for name in names[1:-1]})
+    slow = Link(latency_s, HIDDEN[0].bytes_at({}) / 1e-3)
+    ranks = Cluster((Device(),) * 6, local=slow, remote=slow)
+    plan = solve(graph_, table, ranks, n_stages=6, n_microbatches=n_microbatches)
+    # of more microbatches than ranks, later ones wait for messages too
+    part = 0.97 if n_microbatches < 6 else 0.88
+    assert part * plan.step_s <= plan.bounds.step_lower_s <= plan.step_s
 
 
 def test_what_memory_has_computed_again_is_in_the_bound():
