@@ -25,7 +25,7 @@ from .making.compose import lay_out
 from .making.tails import tail_words
 from .stopping import clock_s
 
-__all__ = ["fastest"]
+__all__ = ["fastest", "plan_of"]
 
 _SLACK = (0.0, 0.01, 0.03, 0.1)
 """How far over the best bottleneck chains are looked at: a step is more than its slowest stage."""
@@ -72,7 +72,7 @@ def fastest(
             if rated and _is_late(started, len(rows), deadline):
                 break
             loads = problem.loads(stage_of)
-            plan = _plan(case, problem, answer, stage_of, loads)
+            plan = plan_of(case, problem, answer, stage_of, loads)
             row = _row(f"{case.label}: {label}", plan, problem, loads)
             rows.append(row)
             if row.feasible:
@@ -97,7 +97,7 @@ def fastest(
             if stage_of in listed or not problem.is_valid(stage_of):
                 continue
             loads = problem.loads(stage_of)
-            plan = _plan(case, problem, answer, stage_of, loads)
+            plan = plan_of(case, problem, answer, stage_of, loads)
             rows.append(_row(f"{case.label}: least sums", plan, problem, loads))
             listed.add(stage_of)
             if rows[-1].feasible:
@@ -205,14 +205,14 @@ def _climbed(
             loads = problem.loads(moved)
             if problem.bottleneck(loads) >= HUGE:
                 continue
-            after = _plan(case, problem, answer, moved, loads)
+            after = plan_of(case, problem, answer, moved, loads)
             if after.step_s < plan.step_s * (1 - _WORTH):
                 plan, stage_of, improved = after, moved, True
                 break
     return plan, stage_of
 
 
-def _plan(
+def plan_of(
     case: Case, problem: Problem, answer: Answer, stage_of: Sequence[int], loads: Sequence[StageLoad]
 ) -> Plan:
     s = case.source

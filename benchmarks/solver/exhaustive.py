@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from autopipe.solve.definition.problem import HUGE, Problem
 
-__all__ = ["exhaustive"]
+__all__ = ["exhaustive", "ordered"]
 
 
 def exhaustive(problem: Problem) -> tuple[int, tuple[int, ...]] | None:
     """The least bottleneck and its first assignment; None where nothing fits. O(stages ** items)."""
     best: tuple[int, tuple[int, ...]] | None = None
-    for stage_of in filter(problem.is_valid, _ordered(problem)):
+    for stage_of in filter(problem.is_valid, ordered(problem)):
         value = problem.bottleneck(problem.loads(stage_of))
         if value < HUGE and (best is None or value < best[0]):
             best = value, stage_of
     return best
 
 
-def _ordered(problem: Problem) -> list[tuple[int, ...]]:
+def ordered(problem: Problem) -> list[tuple[int, ...]]:
     """Every assignment within the items' windows that decreases along no edge, one item after another."""
     rows: list[tuple[int, ...]] = [()]
     for v, item in enumerate(problem.items):

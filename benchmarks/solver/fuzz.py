@@ -25,14 +25,16 @@ from autopipe.errors import InfeasibleError, PlanError, UndecidedError
 from autopipe.plans import Plan
 from autopipe.schedule import placement
 from autopipe.solve import chain, solve
+from autopipe.solve.definition.answer import Answer
 from autopipe.solve.definition.problem import HUGE, Problem
 from autopipe.solve.making.cases import Case, cases
 from autopipe.solve.making.options import Options
 from autopipe.solve.making.source import Source
+from autopipe.solve.step import plan_of
 from autopipe.solve.stopping import timed_by_work
 
 from .drawn import Asked, asked, planted, problem
-from .exhaustive import exhaustive
+from .exhaustive import exhaustive, ordered
 
 __all__ = ["MISSED", "fault_of", "main", "plan_fault"]
 
@@ -47,6 +49,9 @@ _LONG_S = 60.0
 
 _LOOKED = 50_000
 """Assignments that exhaustive search looks at, at most; a plan of more is held to itself alone."""
+
+_DRAWN, _SIMULATED = 400, 40
+"""Of so many assignments so many are simulated, and none may be under the bound on steps."""
 
 _FEW = 8
 """So many cases of what is left free are looked at where none is said to fit."""
@@ -153,6 +158,21 @@ def _faults(given: Asked, plan: Plan, is_free: bool) -> Iterator[str]:
         yield f"the bound {bounds.bottleneck_lower_s} is over {best}"
     if not is_free and bounds.bottleneck_lower_s < best[0] / 1e9 * (1 - 1e-12):
         yield f"the bound {bounds.bottleneck_lower_s} is not closed: {best}"
+    for stage_of, step_s in _steps(_case(given, plan), made):
+        if bounds.step_lower_s > step_s * (1 + 1e-5):
+            yield f"{stage_of} takes {step_s} s, under the bound {bounds.step_lower_s} of a step"
+
+
+def _steps(case: Case, made: Problem) -> Iterator[tuple[tuple[int, ...], float]]:
+    """The simulated steps of those of some assignments that fit which have the least bottlenecks."""
+    all_of = [*ordered(made)]
+    some = random.Random(0).sample(all_of, min(_DRAWN, len(all_of)))
+    loads = {stage_of: made.loads(stage_of) for stage_of in some if made.is_valid(stage_of)}
+    values = {stage_of: made.bottleneck(row) for stage_of, row in loads.items()}
+    for stage_of in sorted(values, key=values.__getitem__)[:_SIMULATED]:
+        if values[stage_of] < HUGE:
+            plan = plan_of(case, made, Answer(None, HUGE, 0), stage_of, loads[stage_of])
+            yield stage_of, plan.step_s
 
 
 def _case(given: Asked, plan: Plan) -> Case:

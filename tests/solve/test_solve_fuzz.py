@@ -21,7 +21,7 @@ from autopipe.solve.making.formulate import formulate
 from autopipe.solve.making.options import Settings
 from autopipe.solve.making.source import Source
 from autopipe.solve.proof.step import Work, least_step_s
-from autopipe.solve.step import _plan
+from autopipe.solve.step import plan_of
 
 
 @pytest.mark.parametrize("first", range(0, 200, 40))
@@ -57,7 +57,7 @@ def test_no_assignment_has_a_step_under_the_bound(schedule, n_microbatches):
     steps = []
     for stage_of in itertools.product(range(n_stages), repeat=len(problem.items)):
         if sorted(stage_of) == list(stage_of) and problem.is_valid(stage_of):
-            steps.append(_plan(case, problem, answer, stage_of, problem.loads(stage_of)).step_s)
+            steps.append(plan_of(case, problem, answer, stage_of, problem.loads(stage_of)).step_s)
     assert case.least_step_s <= min(steps)
     assert case.least_step_s >= 0.4 * min(steps)
 

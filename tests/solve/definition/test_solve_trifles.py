@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from autopipe.solve import Block, Item, Net, Problem, Stage, chain
 from autopipe.solve.definition.trifles import trim
 from autopipe.solve.lines.exact import Chains
-from benchmarks.solver.exhaustive import _ordered
+from benchmarks.solver.exhaustive import ordered
 from tests.solve.random_problems import problems
 
 
@@ -18,7 +18,7 @@ def test_no_assignment_of_the_whole_costs_less_than_what_is_left_of_it(problem):
     trimmed = trim(problem)
     if trimmed is None:
         return
-    for stage_of in filter(problem.is_valid, _ordered(problem)):
+    for stage_of in filter(problem.is_valid, ordered(problem)):
         left = tuple(stage_of[v] for v in trimmed.kept)
         whole = problem.bottleneck(problem.loads(stage_of))
         assert trimmed.problem.bottleneck(trimmed.problem.loads(left)) <= whole

@@ -21,7 +21,7 @@ from autopipe.solve.making.cases import Case
 from autopipe.solve.making.options import Settings
 from autopipe.solve.making.source import Source
 from autopipe.solve.proof.step import Line
-from autopipe.solve.step import _plan
+from autopipe.solve.step import plan_of
 from autopipe.solve.stopping import clock_s
 
 HIDDEN = (TensorSpec((8, 64), "float32", True),)
@@ -40,7 +40,7 @@ def steps_of(case: Case, problem) -> list[float]:
             continue
         loads = problem.loads(stage_of)
         if problem.bottleneck(loads) < HUGE:
-            found.append(_plan(case, problem, none, stage_of, loads).step_s)
+            found.append(plan_of(case, problem, none, stage_of, loads).step_s)
     return found
 
 
