@@ -292,7 +292,7 @@ class CaptureForms:
                 continue
             taken = self.taken
             modes.name_like(self.named, form, taken)
-            given = self._witness(flag, number)
+            given = self._witness(flag, number) if self.dynamic else None  # else nothing is run on it
             try:
                 asked = self._asking(flag, number) if given else _never
                 variation = self._vary([form], given or self.tensors, asked, self.variation)

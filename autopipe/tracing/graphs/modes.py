@@ -57,6 +57,9 @@ def merge(
     Calls are matched by what they call and where, with those that are ``named`` too, and get no name that is
     ``taken``; constants that differ follow the module's ``training`` flag.
     """
+    if train is evaluation:
+        name_like(named, train, taken)
+        return dict.fromkeys((True, False), train)
     pairs = _match(train.calls, evaluation.calls)
     twins = {id(e): t for t, e in pairs}
     whole = len(pairs) == len(train.calls) == len(evaluation.calls) and train.output == evaluation.output

@@ -41,7 +41,8 @@ class Expected:
     def __init__(self, form: Recording, dims: Sequence[Dim] = (), harmless: Collection[int] = ()) -> None:
         self.places = [d.where for d in dims if len(d.where) > 1 and not d.packed]
         asked = [g for g in form.guards if self.places and id(g) not in harmless]
-        self.form, self.uneven = _asking(form, []), _asking(form, asked)
+        self.form = _asking(form, [])
+        self.uneven = _asking(form, asked) if asked else self.form
         self.known: dict[Any, str] = {}
 
     def check(self, model: nn.Module, values: Mapping[str, Any]) -> None:
@@ -56,11 +57,11 @@ class Expected:
         if shapes not in self.known:
             if len(self.known) >= _MOST_KNOWN:
                 self.known.clear()
-            self.known[shapes] = self._asked(model, form, values)
+            self.known[shapes] = self._asked(model, form, values, is_uneven)
         if fault := self.known[shapes]:
             raise InputError(fault)
 
-    def _asked(self, model: nn.Module, form: Recording, values: Mapping[str, Any]) -> str:
+    def _asked(self, model: nn.Module, form: Recording, values: Mapping[str, Any], is_uneven: bool) -> str:
         given, device = {name: meta(value) for name, value in values.items()}, torch.device("meta")
         # layers may make tensors beside those that they are given, and numbers be made of tensors
         for surroundings in (contextlib.nullcontext(), device):
@@ -73,7 +74,7 @@ class Expected:
                 _logger.debug("what the model asks of sizes is not known ahead: %s", error)
             else:
                 return ""
-        if form is not self.uneven:
+        if not is_uneven:
             return ""
         return "inputs of one size at capture have several, and what the model asks of them cannot be told"
 

@@ -36,6 +36,8 @@ def read_from_inputs(
     ``shapes`` holds formulas of the calls' shapes by id. Only sizes are touched that come from one input: of
     two inputs that were equally long at capture, either might be meant.
     """
+    if not dims:
+        return
     places = {d.name: d.where for d in dims}
     placeholders = {c.target: c for c in recording.calls if c.op == "placeholder"}
     reached: dict[int, frozenset[str]] = {}

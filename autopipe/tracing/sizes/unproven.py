@@ -63,6 +63,8 @@ def behind_labels(
 
     Data may have no say in them: neither seen, nor in modules that stay whole and were looked into.
     """
+    if not shapes:
+        return {}
     options = filter(None, (label_options(model, call) for call in form.calls))
     left = [v for o in options for v in o.values() if isinstance(v, Call)]
     found: set[Call] = set()
