@@ -155,10 +155,19 @@ def test_layers_that_hold_back_gradients_from_so_many_rows_on_are_refused(hold, 
         pipe.runtime().step(x, x)
 
 
+class Exchanged(nn.Module):
+    """Gives what it is given; each row learns of the one beside it, so that together they learn the same."""
+
+    def forward(self, h):
+        other = h.flip(0)
+        return h.detach() + other - other.detach()
+
+
+@pytest.mark.parametrize("middle", [Centred(), Exchanged()])
 @KINDS
-def test_layers_whose_gradients_alone_mix_rows_are_refused(kind):
+def test_layers_whose_gradients_alone_mix_rows_are_refused(kind, middle):
     x = torch.randn(8, 4, dtype=torch.float64)
-    pipe = autopipe.split(kind(Centred()).double(), 2, (x, x), costs="estimated", n_microbatches=2)
+    pipe = autopipe.split(kind(middle).double(), 2, (x, x), costs="estimated", n_microbatches=2)
     with pytest.raises(InputError, match=r"gradients of .* are not those of each row"):
         pipe.runtime().step(x, x)
 
@@ -172,7 +181,7 @@ class HeldWithNumbers(Held):
 
 
 @pytest.mark.parametrize("kind", [HeldWithRows, HeldWithNumbers])
-def test_gradients_of_many_rows_are_made_once_where_outputs_are_means_or_rows(kind, monkeypatch):
+def test_gradients_of_rows_alone_and_many_are_made_once_where_outputs_are_means_or_rows(kind, monkeypatch):
     made = []
     grad = torch.autograd.grad
 
@@ -187,6 +196,9 @@ def test_gradients_of_many_rows_are_made_once_where_outputs_are_means_or_rows(ki
     x = torch.randn(2, 4, dtype=torch.float64)
     found = autopipe.capture(model, (x, x)).variation.mixing
     assert not found.always
+    alone = 2  # one of row a, one of row b
+    assert [n for n, rows in made if rows == 2][-alone:] == [2, 2]
+    assert len([n for n, rows in made if rows == 2]) == alone + (4 if kind is HeldWithRows else 2)
     of_many = [n for n, rows in made if rows == 8]
     assert of_many == ([2] if kind is HeldWithRows else [2, 1, 1])
 

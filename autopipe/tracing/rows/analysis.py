@@ -219,7 +219,7 @@ def answered_apart(
     Where forms count other labels, each batch is looked at for itself.
     """
     dim = batch_dim(variation.dims)
-    if dim is None or dim.packed or device.type == "meta" or len(forms) < 2:
+    if dim is None or dim.packed or device.type == "meta" or not any(pairs.said.values()):
         return variation
     for batches in two_rows(given, dim, device):
         whole, *each = (None if n is None else forms[n] for n in map(chosen, batches.values()))

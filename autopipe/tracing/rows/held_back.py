@@ -44,6 +44,8 @@ def may_hold_back(code: OwnCode, call: Call) -> bool:
     )
 
 
+_OF_LAST = 0.625
+"""What the last row weighs beside the first, where both are asked together."""
 _Place = tuple[int, int]
 """The id of a call, and the place of a tensor that it gives."""
 
@@ -99,10 +101,14 @@ class RowGradients:
     @functools.cached_property
     def _of_two(self) -> str:
         both, first, last = self._beside
-        aa, bb = (self._alone(rows, place) for rows, place in (("aa", 0), ("bb", -1)))
+        made = self._made("aa"), self._made("bb")
+        asked = [at for at in both if all(at in each for each in made)]
         shares = self._shares()
-        for at in both.keys() & aa.keys() & bb.keys():
-            a, b = aa[at], bb[at]
+        likely: Sequence[float | None] = [*dict.fromkeys(reversed(shares))] or [None]
+        if any(self._are_as_alone(asked, *made, share) for share in likely):
+            return ""
+        for at in asked:
+            a, b = (self._of({at: each[at]}, (place,)) for each, place in zip(made, (0, -1), strict=True))
             if at in first:
                 is_of_rows = is_close(first[at], a, ALLOWED) and is_close(last[at], b, ALLOWED)
             else:
@@ -112,8 +118,48 @@ class RowGradients:
                 return f"the gradients of {call_and_place(self._calls[at[0]])} are not those of each row"
         return ""
 
-    def _alone(self, rows: str, place: int) -> dict[_Place, Tensor]:
-        return {at: self._of({at: tensor}, (place,)) for at, tensor in self._made(rows).items()}
+    def _are_as_alone(
+        self,
+        asked: Sequence[_Place],
+        aa: Mapping[_Place, Tensor],
+        bb: Mapping[_Place, Tensor],
+        share: float | None,
+    ) -> bool:
+        """Whether all gradients together, each weighed by its size, are those of rows alone.
+
+        A backward of row a beside a tells, and one of b beside b, within as little as each may be off alone.
+        A number is a mean with this ``share`` of row a; not looked at without. Row b has another weight than
+        a, so that what one takes from the other shows. False where it does not tell.
+        """
+        both, first, last = self._beside
+        weighed: list[tuple[_Place, Tensor, float, float]] = []
+        for at in asked:
+            if at in first:
+                weighed += (at, first[at], 1.0, 0.0), (at, last[at], 0.0, _OF_LAST)
+            elif share is not None:
+                weighed.append((at, both[at], share, 1 - share))
+        takes_any = {at: any(each[at].requires_grad for each in (aa, bb)) for at in asked}
+        weighed = [each for each in weighed if takes_any[each[0]] or each[1].any()]
+        level = self._level([gradient for _, gradient, *_ in weighed])
+        if level is None or not all(gradient.any() for _, gradient, *_ in weighed):
+            return False
+        expected = found = torch.zeros_like(weighed[0][1])
+        of_a, of_b = dict[_Place, float](), dict[_Place, float]()
+        for at, gradient, a, b in weighed:
+            scale = _scale(gradient)
+            expected = expected + scale * (a + b) * gradient
+            of_a |= {at: scale * a} if a else {}
+            of_b |= {at: scale * b} if b else {}
+        for made, place, scales in ((aa, 0, of_a), (bb, -1, of_b)):
+            found = found + self._of({at: made[at] for at in scales}, (place,), [*scales.values()])
+        return is_close(expected, found, level)
+
+    def _level(self, gradients: Sequence[Tensor]) -> dict[torch.dtype, float] | None:
+        """What all of these together may be off, of one kind; None where there are none, or several kinds."""
+        kinds = {gradient.dtype for gradient in gradients}
+        if len(kinds) != 1 or not kinds <= ALLOWED.keys():
+            return None
+        return {kind: ALLOWED[kind] / len(gradients) for kind in kinds}
 
     def _of_more(self, times: int) -> str:
         made, both = self._made("a" * times + "b" * times), self._beside.both
@@ -134,12 +180,11 @@ class RowGradients:
         number is a mean of rows and another a sum.
         """
         both = {at: self._beside.both[at] for at in asked}
-        kinds = {gradient.dtype for gradient in both.values()}
-        if len(kinds) != 1 or not kinds <= ALLOWED.keys():
+        level = self._level([*both.values()])
+        if level is None:
             return False
-        scales = [1 / (float(gradient.abs().max()) or 1.0) for gradient in both.values()]
+        scales = [*map(_scale, both.values())]
         many = self._of(asked, (0, -1), scales)
-        level = {kind: ALLOWED[kind] / len(asked) for kind in kinds}
         for k in (0, -1):
             each = zip(scales, both.items(), strict=True)
             expected = sum(
@@ -177,6 +222,10 @@ class RowGradients:
         self._run(rows, look)
         begin = ((at, t) for at, t in kept.items() if _may_begin(t, self._rows(at)))
         return {at: t for at, t in begin if not t.isnan().any()}
+
+
+def _scale(gradient: Tensor) -> float:
+    return 1 / (float(gradient.abs().max()) or 1.0)
 
 
 def _may_begin(value: Tensor, rows: Sequence[int]) -> bool:
