@@ -6,6 +6,7 @@ What the modes do otherwise here shows in no data like the example's, only in la
 import contextlib
 import copy
 import gc
+import itertools
 import operator
 import sys
 import types
@@ -17,9 +18,11 @@ from torch import nn
 
 from autopipe.errors import AutopipeError, CaptureError
 from autopipe.tracing import capture
+from autopipe.tracing.calls.likeness import is_same, may_be_same, prune
 from autopipe.tracing.record.recorder import Recorder
 from autopipe.tracing.referee.referee import Referee
 from autopipe.tracing.runs.runs import Runs
+from autopipe.tracing.runs.session import Session
 from autopipe.tracing.state.garbage import seldom_searched
 from autopipe.tracing.state.quick_check import Glance
 from autopipe.tracing.state.state import Snapshot, preserved
@@ -262,6 +265,38 @@ def test_outcomes_that_lead_to_one_form_are_looked_at_in_evaluation_once(monkeyp
     found = capture(MaskedInSteps(), (torch.rand(2, 4),), dynamic=False)
     assert len(asked) == len(found.forms[True]) == 2
     assert found.forms[True] == found.forms[False]
+
+
+class MaskedInside(Net):
+    """A layer is given a limit for some inputs alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.clamp = Clamped()
+
+    def forward(self, x):
+        return super().forward(self.clamp(x, None if (x > -9).all() else x.min()))
+
+
+class Clamped(nn.Module):
+    def forward(self, x, least):
+        return x if least is None else x.clamp(min=least)
+
+
+@pytest.mark.parametrize(("cls", "n_alike"), [(Masked, 1), (MaskedInSteps, 3), (MaskedInside, 0)])
+def test_what_modules_are_given_tells_forms_apart(cls, n_alike, monkeypatch):
+    recorded = []
+    are_for_both = Session.are_for_both
+
+    def noting(session, found):
+        recorded.extend(found)
+        return are_for_both(session, found)
+
+    monkeypatch.setattr(Session, "are_for_both", noting)
+    capture(cls(), (torch.rand(2, 4),), dynamic=False)
+    pairs = [*itertools.combinations(recorded, 2)]
+    assert sum(may_be_same(a, b) for a, b in pairs) == n_alike
+    assert all(may_be_same(a, b) for a, b in pairs if is_same(prune(a), prune(b)))
 
 
 @pytest.mark.parametrize("before", [0, 700, 1 << 20])

@@ -21,7 +21,8 @@ from .named import held_by, qualified_name
 from .perform import is_size_of_made
 
 __all__ = [
-    "distinct", "is_equal", "is_same", "is_same_program", "is_twin", "key", "prune", "without_whole_slices",
+    "distinct", "is_equal", "is_same", "is_same_program", "is_twin", "key", "may_be_same", "prune",
+    "without_whole_slices",
 ]  # fmt: skip
 
 
@@ -47,6 +48,21 @@ def is_same(a: Recording, b: Recording) -> bool:
         and (x.op != "get_attr" or _is_same(a.constants.get(x.target), b.constants.get(y.target), twins))
         for x, y in zip(a.calls, b.calls, strict=True)
     )
+
+
+def may_be_same(a: Recording, b: Recording) -> bool:
+    """Whether :func:`prune` may leave the same of two recordings: it leaves all that they call of modules."""
+    return _calls_of_modules(a) == _calls_of_modules(b)
+
+
+def _calls_of_modules(recording: Recording) -> dict[str, list[Any]]:
+    """By path, what modules are given beside values of other calls, which may come in another order."""
+    out: dict[str, list[Any]] = {}
+    for call in recording.calls:
+        if call.op == "call_module":
+            given = str(map_calls((call.args, call.kwargs), lambda _: ...))
+            out.setdefault(call.target, []).append(given)
+    return out
 
 
 def distinct(records: Sequence[Recording]) -> tuple[list[Recording], list[int]]:

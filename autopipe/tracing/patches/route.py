@@ -6,11 +6,10 @@ What is patched beside the modules is left to ``patches``.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -25,8 +24,7 @@ INHERITED = object()
 """Stands for what a class has from the one below it."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Patch:
+class Patch(NamedTuple):
     """What an owner, or a namespace, has under a name, and what it has there while a model is recorded."""
 
     owner: Any

@@ -15,7 +15,7 @@ from torch import nn
 
 from ...errors import CaptureError, ModelError
 from ..calls.call import Recording, Setting
-from ..calls.likeness import is_same, prune
+from ..calls.likeness import is_same, may_be_same, prune
 from ..calls.sharing import quiet
 from ..code import statements
 from ..code.leaves import Policy
@@ -316,13 +316,12 @@ class Session:
 
     def are_for_both(self, found: Sequence[Recording]) -> bool:
         """Whether all recordings are for both modes, as the first is; those of one form are asked once."""
-        known, sharing = [(found[0].setting, prune(found[0]))], quiet(found[0].calls)
-        for other in found[1:]:
-            form = prune(other)
-            is_known = any(other.setting == setting and is_same(form, one) for setting, one in known)
+        sharing = quiet(found[0].calls)
+        for place, other in enumerate(found[1:], 1):
+            alike = (f for f in found[:place] if f.setting == other.setting and may_be_same(f, other))
+            is_known = any(is_same(prune(f), prune(other)) for f in alike)
             if other.goes_by_mode or not (is_known or self.is_for_both(other, sharing)):
                 return False
-            known.append((other.setting, form))
         return True
 
     def in_all_settings(self, natural: Recording) -> list[Recording]:

@@ -91,9 +91,10 @@ class Reached:
 
     def visit(self, path: str, name: str, value: Any, depth: int = 0) -> None:
         """Note ``value`` and what it holds."""
-        if isinstance(value, types.BuiltinMethodType):
-            value = value.__self__  # ``draw = generator.normal``
         cls = type(value)
+        if cls is types.BuiltinMethodType:
+            value = value.__self__  # ``draw = generator.normal``
+            cls = type(value)
         if cls in _PLAIN or id(value) in self.seen or depth > _DEEPEST or len(self.seen) > _MOST:
             return
         self.seen[id(value)] = value
@@ -142,12 +143,12 @@ class Reached:
 
     def _inside(self, path: str, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         """What an object holds, each under a name."""
-        if isinstance(value, dict):
+        if isinstance(value, types.FunctionType):
+            yield from self._inside_function(path, name, value)
+        elif isinstance(value, dict):
             yield from ((f"{name}[{k!r}]", v) for k, v in list(value.items()) if type(v) not in _PLAIN)
         elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
             yield from ((f"{name}[{i}]", v) for i, v in enumerate(value) if type(v) not in _PLAIN)
-        elif isinstance(value, types.FunctionType):
-            yield from self._inside_function(path, name, value)
         elif isinstance(value, types.MethodType):
             yield name, (value.__self__, value.__func__)
         elif isinstance(value, (staticmethod, classmethod)):
