@@ -158,14 +158,22 @@ def find_tail(
             for rows, of in _two_of((given, *others), dim) if is_cut else ((each, dim) for each in others):
                 with contextlib.suppress(Exception):  # any Python of the model, on data that it may not take
                     views[flag].append(view(flag, rows, of))
-        tail = _tail(model, views, given, device, start, begun)
-        if not tail.ops or not (found.always or found.training):
+        tails = (_tail(model, views, given, device, start, begun, lasts) for lasts in (True, False))
+        narrow = next(tails)
+        if not (found.always or found.training):
+            return narrow
+        judged = judge(narrow, views, starts)
+        return judged if judged.ops else judge(next(tails), views, starts)
+
+    def judge(tail: Tail, views: Mapping[bool, Sequence[_View]], starts: dict[bool, Any]) -> Tail:
+        """The tail if nothing ahead of it mixes rows, or else why there is none."""
+        if not tail.ops:
             return tail
         ahead = {flag: each[0].ahead(tail) for flag, each in views.items()}
         if forms[False] is forms[True]:
             ahead = dict.fromkeys(ahead, ahead[True])
         if False not in ahead:
-            ahead, starts[False] = {False: ahead[True]}, starts[True]
+            ahead, starts = {False: ahead[True]}, {False: starts[True]}
 
         def begin(flag: bool) -> None:
             starts[flag]()
@@ -210,11 +218,15 @@ def _tail(
     device: torch.device,
     start: Callable[[bool], None],
     names: frozenset[str],
+    lasts: bool,
 ) -> Tail:
-    """What follows of ops by ``names``, or in any of the ``views`` of each form, which are of other data."""
+    """What follows of ops by ``names``, or in any of the ``views`` of each form, which are of other data.
+
+    What mixes rows on the way alone does not count where only what ``lasts`` does.
+    """
     every = [view for each in views.values() for view in each]
     while True:
-        grown = names.union(*(view.follow(names) for view in every))
+        grown = names.union(*(view.follow(names, lasts) for view in every))
         frontiers = [view.frontier(grown) for view in every]
         grown = grown.union(*(unfit for _, unfit in frontiers))
         lies = _layouts(every, grown)
@@ -284,14 +296,15 @@ class _View:
 
     # -- what follows from a mixing of rows ---------------------------------------------------------
 
-    def follow(self, names: Iterable[str]) -> set[str]:
+    def follow(self, names: Iterable[str], lasts: bool) -> set[str]:
         """The calls with these names, those that mix rows, and all that depends on any of them."""
+        mixed = self.lasting if lasts else {number for number, is_mixed in self.mixed.items() if is_mixed}
         wanted, found, touched = {*names}, set[int](), set[int]()
         written: set[int] = set()
         for call in self.calls:
             depends = any(id(c) in found for c in call.inputs)
             aliases = bool(call.writes & touched or (call.storages | call.reads) & written)
-            if depends or aliases or call.name in wanted or id(call) in self.mixed:
+            if depends or aliases or call.name in wanted or id(call) in mixed:
                 found.add(id(call))
                 touched |= call.storages | call.reads
                 written |= call.writes
@@ -315,7 +328,12 @@ class _View:
         return ab, aa, bb
 
     @functools.cached_property
-    def mixed(self) -> set[int]:
+    def mixed(self) -> dict[int, bool | None]:
+        """Whether each call's value, by id, is not that of one row each; see :meth:`_is_mixed`."""
+        return {id(call): self._is_mixed(call) for call in self.calls}
+
+    @functools.cached_property
+    def lasting(self) -> set[int]:
         """The calls, by id, whose values are not of one row each and make others that are not, to the end.
 
         Rows may lie in any order on the way, as those that go to an expert do, and be put back in their
@@ -335,7 +353,7 @@ class _View:
                 written.setdefault(storage, []).append(call)
         lasting, seeds = set[int](), set[int]()
         for call in reversed(self.calls):
-            is_mixed = self._is_mixed(call)
+            is_mixed = self.mixed[id(call)]
             is_back = is_mixed is False and not call.writes and self._varies(call)
             goes_on = any(id(c) in lasting for c in after.get(id(call), ()))
             if not is_back and (goes_on or id(call) in last or call.writes & given_out):
