@@ -10,11 +10,12 @@ left to ``runtime``.
 from __future__ import annotations
 
 import contextlib
-import functools
+import dataclasses
 import itertools
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ _MOST_PAIRS = 4
 """So many pairs of the example's rows are looked through for one of which a model gives numbers."""
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _Look = Callable[[Call, Any], Any]
+_Told = tuple[nn.Module, Recording, Mapping[str, Tensor], Dim, torch.device, Callable[[], None]]
 
 
 @torch.no_grad()
@@ -77,107 +79,186 @@ def mixing(
     how rows weigh. Where the graph does not run on rows in other places, it is run on pieces of the batch.
     Nothing is found on the meta device.
     """
-    dim, model = batch_dim(dims), code.model
+    dim = batch_dim(dims)
     if dim is None or dim.packed or device.type == "meta":
         return Mixing()
-    found: dict[bool, str] = {}
-    sums: list[bool] = []
-    summed, blocks = set[str](), set[str]()
-    steps: dict[str, Any] = {}
-    made_of_rows: dict[str, str] = {}
-    elsewhere, own = False, own or OwnBackwards(code, dim, shapes)
-    beyond: list[tuple[int, str]] = []
-    untold = unasked = ""
+    found, own = _Found(), own or OwnBackwards(code, dim, shapes)
     evaluated = Evaluated(code, forms[False]) if forms.get(True) is forms[False] else None
-    for training in sorted(forms):
-        form, begin = forms[training], functools.partial(start, training)
-        if training and found[False]:
-            break
-        found[training] = ""
-        of_both = model, forms, given, dim, device, start, takes, own, evaluated
-        anew = _in_training(*of_both) if training else InTraining(True, True)
-        if not anew.is_other:
-            if anew.is_noisy:
-                found[training] = _by_noise(code, form, given, dim, shapes, device, begin, takes)
-            break
-        results = functools.partial(_results, model, form, dim, shapes, device, begin)
-        told = (model, form, given, dim, device, begin)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            is_sure, seen, failed = False, None, ""
-            for alone in (True, False) if takes(2) and dim.example > 2 else (False,):
-                is_longer = dim.example > 2 and not alone
-                try:
-                    both = results(given, alone, watch=None if training else evaluated)
-                    if not both.is_finite("ab"):
-                        # the first two rows lack what the model asks, such as labels of each kind
-                        further = _of_further(results, given, dim) if alone else iter(())
-                        finite = next(filter(_is_finite, further), None)
-                        if finite is None and _is_finite(drawn := results(_drawn(given), alone)):
-                            given, finite = _drawn(given), drawn
-                            told = (model, form, given, dim, device, begin)
-                        both = finite or both
-                    more = takes(3 if alone else dim.example + 1)
-                    found[training] = (
-                        mixed_in(both, dim, shapes)
-                        or of_other_signs(results, form, given, alone, dim, shapes)
-                        or both.moved(dim, shapes, takes_more=more)
-                        or both.neither()
-                    )
-                    if not (is_longer or found[training]):
-                        are_sums = both.sums()
-                        if None in are_sums.values():
-                            at_zero = _of_lifted(results, model, form, given, alone, dim, shapes)
-                            are_sums = {n: at_zero.get(n) if s is None else s for n, s in are_sums.items()}
-                        sums += map(bool, are_sums.values())
-                        summed |= {name for name, is_sum in are_sums.items() if is_sum}
-                    if not found[training]:
-                        blocks |= both.blocks(dim, shapes)
-                        if not is_longer:
-                            samples = itertools.chain([both], _of_others(results, given, dim))
-                            told_steps, told_made = joining(samples, dim, shapes, takes_more=more)
-                            steps |= told_steps
-                            made_of_rows |= told_made
-                    is_sure, seen = not is_longer, both
-                    break
-                except Exception as error:
-                    # any Python of the model, on rows it may not take: inputs may point to rows
-                    failed = brief(first_line(error))
-                    _logger.debug("rows could not be told apart: %s", failed)
-            if not (training or is_sure or found[False]) and any(map(_may_point, given.values())):
-                are_rows = functools.partial(axes, dim=dim, shapes=shapes)
-                fault = fault_in_pieces(*told, takes=takes, rows_of=are_rows, is_close=is_close)
-                if fault:
-                    return Mixing(fault, points=True)
-                failed = failed if fault is None else ""
-            untold = untold or (failed if seen is None else "")
-            if not (is_sure or found[training]):
-                found[training] = if_told(by_order, model, form, given, dim, shapes, device, begin)
-            if not found[training]:
-                found[training] = if_told(by_class_weights, *told)
-            if seen is not None and not found[training]:
-                run = functools.partial(rows_of, *told)
-                asked = Asked(code, *told[1:], shapes, results, run, seen, is_sure, takes)
-                found[training], elsewhere, far, left = first_found(asked)
-                unasked = unasked or left
-                beyond += [far] if far else []
-            if not found[training] and (seen is None or seen.is_noisy):
-                found[training] = _by_noise(code, form, given, dim, shapes, device, begin, takes)
-    is_sum = bool(sums) and all(sums) and not found[False]
-    return Mixing(
-        found[False],
-        found.get(True, ""),
-        sums=is_sum,
-        summed=() if found[False] else tuple(sorted(summed)),
-        blocks=() if found[False] else tuple(sorted(blocks)),
-        steps={} if found[False] else steps,
-        made_of_rows={} if found[False] else made_of_rows,
-        is_asked=bool(sums),
-        elsewhere=elsewhere,
-        beyond=min(beyond, default=None),
-        untold="" if found[False] else untold,
-        unasked="" if found[False] else unasked,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for training in sorted(forms):
+            told = found.given or given, dim, shapes, device, partial(start, training), takes
+            form = _Form(code, forms[training], *told)
+            if not training:
+                found.always = _asked_of(form, found, evaluated, may_point=True)
+            elif not found.always:
+                anew = _in_training(form, start, own, evaluated)
+                if anew.is_other:
+                    found.training = _asked_of(form, found, None, may_point=False)
+                elif anew.is_noisy:
+                    found.training = _by_noise(form)
+    return found.mixing()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Form:
+    """A form on the tensors ``given``, whose rows lie along ``dim``.
+
+    ``begin`` sets mode and state, ``takes`` tells for how many rows it is right.
+    """
+
+    code: OwnCode
+    form: Recording
+    given: Mapping[str, Tensor]
+    dim: Dim
+    shapes: _Shapes
+    device: torch.device
+    begin: Callable[[], None]
+    takes: Callable[[int], bool]
+
+    @property
+    def told(self) -> _Told:
+        return self.code.model, self.form, self.given, self.dim, self.device, self.begin
+
+    @property
+    def results(self) -> Callable[..., Results]:
+        """See :func:`_results`."""
+        return partial(_results, self.code.model, self.form, self.dim, self.shapes, self.device, self.begin)
+
+
+@dataclasses.dataclass(slots=True)
+class _Found:
+    """What is known of the forms so far; see :class:`Mixing`. ``given`` are other tensors to go on with."""
+
+    given: Mapping[str, Tensor] | None = None
+    always: str = ""
+    training: str = ""
+    points: bool = False
+    sums: list[bool] = dataclasses.field(default_factory=list)
+    summed: set[str] = dataclasses.field(default_factory=set)
+    blocks: set[str] = dataclasses.field(default_factory=set)
+    steps: dict[str, Any] = dataclasses.field(default_factory=dict)
+    made_of_rows: dict[str, str] = dataclasses.field(default_factory=dict)
+    elsewhere: bool = False
+    beyond: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+    untold: str = ""
+    unasked: str = ""
+
+    def mixing(self) -> Mixing:
+        if self.points:
+            return Mixing(self.always, points=True)
+        found = Mixing(
+            self.always,
+            self.training,
+            is_asked=bool(self.sums),
+            elsewhere=self.elsewhere,
+            beyond=min(self.beyond, default=None),
+        )
+        if self.always:
+            return found
+        return dataclasses.replace(
+            found,
+            sums=bool(self.sums) and all(self.sums),
+            summed=tuple(sorted(self.summed)),
+            blocks=tuple(sorted(self.blocks)),
+            steps=self.steps,
+            made_of_rows=self.made_of_rows,
+            untold=self.untold,
+            unasked=self.unasked,
+        )
+
+
+def _asked_of(form: _Form, found: _Found, evaluated: Evaluated | None, *, may_point: bool) -> str:
+    """In words, what mixes rows of a form, asked until something is ``found``; nothing where none does.
+
+    Where rows ``may_point`` to others by number, they are asked in pieces if they cannot be in other places.
+    """
+    said, seen, failed = _in_places(form, found, evaluated)
+    form = dataclasses.replace(form, given=found.given or form.given)
+    is_sure = seen is not None and seen.is_of_two
+    if may_point and not (is_sure or said) and any(map(_may_point, form.given.values())):
+        are_rows = partial(axes, dim=form.dim, shapes=form.shapes)
+        fault = fault_in_pieces(*form.told, takes=form.takes, rows_of=are_rows, is_close=is_close)
+        if fault:
+            found.points = True
+            return fault
+        failed = failed if fault is None else ""
+    found.untold = found.untold or (failed if seen is None else "")
+    if not (is_sure or said):
+        said = if_told(
+            by_order, form.code.model, form.form, form.given, form.dim, form.shapes, form.device, form.begin
+        )
+    said = said or if_told(by_class_weights, *form.told)
+    if seen is not None and not said:
+        run = partial(rows_of, *form.told)
+        asked = Asked(form.code, *form.told[1:], form.shapes, form.results, run, seen, is_sure, form.takes)
+        said, found.elsewhere, far, left = first_found(asked)
+        found.unasked = found.unasked or left
+        found.beyond += [far] if far else []
+    return said or (_by_noise(form) if seen is None or seen.is_noisy else "")
+
+
+def _in_places(form: _Form, found: _Found, evaluated: Evaluated | None) -> tuple[str, Results | None, str]:
+    """In words, what mixes rows in others' places; what came of these, and why nothing did, if so.
+
+    On two rows alone if the form takes them, else with the others behind them.
+    """
+    dim, shapes, takes, failed = form.dim, form.shapes, form.takes, ""
+    for alone in (True, False) if takes(2) and dim.example > 2 else (False,):
+        try:
+            both = form.results(form.given, alone, watch=evaluated)
+            if not both.is_finite("ab"):
+                both, given = _finite(form, alone) or (both, form.given)
+                if given is not form.given:
+                    found.given, form = given, dataclasses.replace(form, given=given)
+            more = takes(3 if alone else dim.example + 1)
+            said = (
+                mixed_in(both, dim, shapes)
+                or of_other_signs(form.results, form.form, form.given, alone, dim, shapes)
+                or both.moved(dim, shapes, takes_more=more)
+                or both.neither()
+            )
+            if not said:
+                _note(form, found, both, more, alone)
+            return said, both, ""
+        except Exception as error:
+            # any Python of the model, on rows it may not take: inputs may point to rows
+            failed = brief(first_line(error))
+            _logger.debug("rows could not be told apart: %s", failed)
+    return "", None, failed
+
+
+def _finite(form: _Form, alone: bool) -> tuple[Results, Mapping[str, Tensor]] | None:
+    """What comes of rows of which all is numbers, and the tensors these are from; None where there are none.
+
+    Further rows of the example, where the first two lack what the model asks, such as labels of each kind, or
+    rows that are drawn.
+    """
+    further = _of_further(form.results, form.given, form.dim) if alone else iter(())
+    finite = next(filter(_is_finite, further), None)
+    if finite is not None:
+        return finite, form.given
+    drawn = _drawn(form.given)
+    other = form.results(drawn, alone)
+    return (other, drawn) if _is_finite(other) else None
+
+
+def _note(form: _Form, found: _Found, both: Results, takes_more: bool, alone: bool) -> None:
+    """Note what rows that nothing mixes make of numbers, and where they lie."""
+    dim, shapes, given = form.dim, form.shapes, form.given
+    if both.is_of_two:
+        are_sums = both.sums()
+        if None in are_sums.values():
+            at_zero = _of_lifted(form.results, form.code.model, form.form, given, alone, dim, shapes)
+            are_sums = {n: at_zero.get(n) if s is None else s for n, s in are_sums.items()}
+        found.sums += map(bool, are_sums.values())
+        found.summed |= {name for name, is_sum in are_sums.items() if is_sum}
+    found.blocks |= both.blocks(dim, shapes)
+    if both.is_of_two:
+        samples = itertools.chain([both], _of_others(form.results, given, dim))
+        steps, made_of_rows = joining(samples, dim, shapes, takes_more=takes_more)
+        found.steps |= steps
+        found.made_of_rows |= made_of_rows
 
 
 def _of_further(results: Callable[..., Results], given: Mapping[str, Tensor], dim: Dim) -> Iterator[Results]:
@@ -240,25 +321,14 @@ def _of_lifted(
     return {n: said.get(n) == "sum" if is_sum is None else is_sum for n, is_sum in found.items()}
 
 
-def _by_noise(
-    code: OwnCode,
-    form: Recording,
-    given: Mapping[str, Tensor],
-    dim: Dim,
-    shapes: _Shapes,
-    device: torch.device,
-    begin: Callable[[], None],
-    takes: Callable[[int], bool],
-) -> str:
+def _by_noise(form: _Form) -> str:
     """See :func:`mixed_by_noise`; nothing where the form is not right for one row more."""
-    alone = takes(2)
-    n = 2 if alone else max(2, dim.example)
-    if not takes(n + 1):
+    alone = form.takes(2)
+    n = 2 if alone else max(2, form.dim.example)
+    if not form.takes(n + 1):
         return ""
-    run = rows_of(code.model, form, given, dim, device, begin, alone=alone)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return if_told(mixed_by_noise, code, form, run, n, dim, shapes, device)
+    run = rows_of(*form.told, alone=alone)
+    return if_told(mixed_by_noise, form.code, form.form, run, n, form.dim, form.shapes, form.device)
 
 
 def _results(
@@ -286,7 +356,7 @@ def _results(
     counted = over_labels if all(can_be_counted(model, options) for options in over_labels) else []
     told = (model, form, rows, dim, device, begin)
     run = rows_of(*told, alone=alone, times=times, changes=changes, around=around, alike=alike)
-    run = run if watch is None else functools.partial(watch.first, run)
+    run = run if watch is None else partial(watch.first, run)
     has_others = dim.example > 2 and not alone
     n_rows = 2 * times + (max(dim.example - 2, 0) if has_others else 0)
     noise = OwnNoise(dim, shapes, device)
@@ -317,7 +387,7 @@ def rows_of(
     def run(rows: str, look: _Look | None = None) -> Any:
         start()
         seed(device)
-        shown = look if changes is None else functools.partial(_changed, changes, rows * times, look)
+        shown = look if changes is None else partial(_changed, changes, rows * times, look)
         batch, shared = _rows(given, dim, rows * times, alone), alike.sharing() if alike else None
         with around(rows * times):
             return replay(model, form, batch, device, shared, look=shown).result
@@ -336,24 +406,15 @@ def _may_point(tensor: Tensor) -> bool:
 
 
 def _in_training(
-    model: nn.Module,
-    forms: Mapping[bool, Recording],
-    given: Mapping[str, Tensor],
-    dim: Dim,
-    device: torch.device,
-    start: Callable[[bool], None],
-    takes: Callable[[int], bool],
-    own: OwnBackwards,
-    evaluated: Evaluated | None,
+    form: _Form, start: Callable[[bool], None], own: OwnBackwards, evaluated: Evaluated | None
 ) -> InTraining:
-    form = forms[True]
-    if evaluated is None or any(c.mutated for c in form.calls):
+    if evaluated is None or any(c.mutated for c in form.form.calls):
         return InTraining(True, True)
 
     def run_in(training: bool) -> Rows:
-        return rows_of(model, form, given, dim, device, functools.partial(start, training), alone=takes(2))
+        return rows_of(*form.told[:5], partial(start, training), alone=form.takes(2))
 
-    found = in_training(evaluated, form, run_in, device, own.look)
+    found = in_training(evaluated, form.form, run_in, form.device, own.look)
     own.is_whole &= not found.is_other
     own.end()
     return found

@@ -116,6 +116,11 @@ class Results:
         return self._is_noisy
 
     @property
+    def is_of_two(self) -> bool:
+        """Whether nothing is beside rows a and b."""
+        return not self._is_longer
+
+    @property
     def is_by_row(self) -> bool:
         """Whether what was drawn so far is each row's own."""
         return self._noise.is_by_row
