@@ -618,6 +618,18 @@ def test_losses_that_go_by_calls_or_by_rows_are_warned_of(
         torch.testing.assert_close(dict(loss_fn.named_buffers()), dict(alone.named_buffers()))
 
 
+@pytest.mark.parametrize("left_out", [slice(3), slice(3, 6), slice(6), slice(6, 9)])
+def test_a_microbatch_without_labels_that_count_is_no_other_loss(left_out, caplog):
+    _, x, made = small()
+    labels = torch.tensor([0, 1, 1] * 3)
+    labels[left_out] = -100
+    runtime = Runtime(*made, loss_fn=nn.CrossEntropyLoss(), n_microbatches=3)
+    with caplog.at_level(logging.WARNING, logger="autopipe"):
+        result = runtime.step(x, target=labels, return_outputs=True)
+    torch.testing.assert_close(float(result.loss), F.cross_entropy(result.outputs, labels).item())
+    assert not caplog.text
+
+
 def test_losses_are_asked_of_all_rows_and_of_each_new_cut(caplog):
     _, x, made = small()
     y = torch.randn(9, 2, dtype=torch.float64)

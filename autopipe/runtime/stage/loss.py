@@ -241,13 +241,14 @@ class Loss:
             return
         tolerance = _TOLERANCES.get(losses[0].dtype, _HALF_TOLERANCE)
         is_close = functools.partial(math.isclose, rel_tol=tolerance, abs_tol=tolerance)
-        is_other = not is_close(again, losses[0].item())
+        first = losses[0].item()  # not a number where none of its labels count
+        is_other = not (is_close(again, first) or (math.isnan(again) and math.isnan(first)))
         if math.isfinite(found) and not is_close(found, weighed) and not is_other:
             which = "all" if stop - start == len(self._rows) else f"microbatches {start} and {stop - 1}"
             label = _left_out(batch.targets, losses, lambda mean: is_close(found, mean))
             self._warn(f"it gives {found:.6g} for {which} together, which weigh up to {weighed:.6g}", label)
         elif is_other and not is_drawn:
-            self._warn(f"it gives {again:.6g} where it gave {losses[0].item():.6g} before for the same")
+            self._warn(f"it gives {again:.6g} where it gave {first:.6g} before for the same")
         elif name := next((n for n, b in others.items() if not _are_close(b, left[n], tolerance)), ""):
             self._warn(f"one call of all leaves its buffer {name} otherwise than a call for each")
 
