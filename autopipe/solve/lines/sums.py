@@ -72,12 +72,14 @@ class _Pairs:
 class _Open:
     """The pairs that are left of each stage, and the least work before and after each downset there.
 
-    ``is_whole``: whether only whole blocks are computed again.
+    ``longest``: the least that the longest forward and backward before it may be. ``is_whole``: whether only
+    whole blocks are computed again.
     """
 
     stages: Sequence[_Pairs]
     before: Sequence[Floats]
     after: Sequence[Floats]
+    longest: Sequence[Sequence[Floats]]
     is_whole: bool
 
     @property
@@ -168,20 +170,28 @@ class _Sums(Chains):
         while True:
             self._tick()
             before, after = [_only(self.n, self.none)], [_only(self.n, self.all)]
+            longest = [before[:], before[:]]
             for pairs in stages:
-                before.append(np.full(self.n, float(HUGE)))
-                np.minimum.at(before[-1], pairs.end, before[-2][pairs.begin] + self._taking(pairs))
+                reached = before[-1][pairs.begin] + self._taking(pairs)
+                before.append(self._least(pairs.end, reached))
+                for row, own in zip(longest, (pairs.forward, pairs.works - pairs.forward), strict=True):
+                    row.append(self._least(pairs.end, np.maximum(row[-1][pairs.begin], own)))
             for pairs in reversed(stages):
-                after.append(np.full(self.n, float(HUGE)))
-                np.minimum.at(after[-1], pairs.begin, after[-2][pairs.end] + self._taking(pairs))
+                after.append(self._least(pairs.begin, after[-1][pairs.end] + self._taking(pairs)))
             if before[-1][self.all] >= HUGE:
                 return None
-            there = _Open(stages, before, after[::-1], is_whole)
+            there = _Open(stages, before, after[::-1], longest, is_whole)
             if there.n_pairs == n_before:
                 return there
             n_before = there.n_pairs
             sums = self._sums(there)
             stages = [pairs.picked(own <= most) for pairs, own in zip(stages, sums, strict=True)]
+
+    def _least(self, where: Array, values: Floats) -> Floats:
+        """The least of the values for each downset."""
+        out = np.full(self.n, float(HUGE))
+        np.minimum.at(out, where, values)
+        return out
 
     def _taking(self, pairs: _Pairs) -> Floats:
         """What a microbatch takes to pass a stage that works, and to the next one, both ways."""
@@ -191,7 +201,9 @@ class _Sums(Chains):
         """The sum of each stage, for each pair that is left of it."""
         for s, pairs in enumerate(there.stages):
             before, after = there.before[s][pairs.begin], there.after[s + 1][pairs.end]
-            yield self.line.sum_of(s, before, pairs.forward, pairs.works - pairs.forward, after)
+            longest = there.longest[0][s][pairs.begin], there.longest[1][s][pairs.begin]
+            own = pairs.forward, pairs.works - pairs.forward
+            yield self.line.sum_of(s, before, *own, after, longest)
 
     def _whole(self, there: _Open) -> list[_Pairs]:
         """The pairs that are left, with whole blocks computed again."""
@@ -218,8 +230,7 @@ class _Sums(Chains):
         """The least of the largest sum over chains of what is left."""
         value = there.before[0]
         for pairs, own in zip(there.stages, self._sums(there), strict=True):
-            totals, value = np.maximum(value[pairs.begin], own), np.full(self.n, float(HUGE))
-            np.minimum.at(value, pairs.end, totals)
+            value = self._least(pairs.end, np.maximum(value[pairs.begin], own))
         return float(value[self.all])
 
     def _chain(self, there: _Open) -> tuple[int, ...]:

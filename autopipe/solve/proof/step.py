@@ -54,7 +54,9 @@ class Line:
     - 1F1B: at most k = min(ranks − r, m) microbatches are in flight on rank r. It begins after P's forwards
       and ends before P's backwards, and works m · w between. From the end of its first forward to its first
       backward, a microbatch passes V both ways, and there are k − 1 forwards to do meanwhile: it waits
-      V − (k − 1) · f at least; from its last forward to its last backward likewise, with k − 1 backwards.
+      V − (k − 1) · f at least. Nor does it get the k-th forward, which comes first, sooner than k − 1 times
+      the longest forward of a rank before it lets it. From its last forward to its last backward likewise,
+      with k − 1 backwards, and ranks before it have as many to do after the first of these.
       With k < m the one is over when the other begins, and with k = m the waiting is in both. So
       P + m · w + the sum, or the larger, of what of these two is over 0 ≤ step.
     - GPipe: the last rank ends its forwards after T's and m − 1 of any rank's, and its first backward comes
@@ -70,16 +72,28 @@ class Line:
     in_turn: bool
     hop_s: float = 0.0
 
-    def sum_of(self, r: int, before: Floats, forward: Floats, backward: Floats, after: Floats) -> Floats:
+    def sum_of(
+        self,
+        r: int,
+        before: Floats,
+        forward: Floats,
+        backward: Floats,
+        after: Floats,
+        longest: tuple[Floats, Floats],
+    ) -> Floats:
         """What is at most the step: of rank ``r``, and what ranks before it and after it work and pass on.
 
-        Of arrays of any shapes that fit together, in any unit of time; it rises with each of them.
+        ``longest`` are the longest forward and backward of a rank before it. Of arrays of any shapes that fit
+        together, in any unit of time; it rises with each of them.
         """
         m, k = self.n_microbatches, min(self.n_ranks - r, self.n_microbatches)
         busy = before + m * (forward + backward)
         if not self.in_turn:
             return busy + after
-        filling, draining = (np.maximum(0.0, after - (k - 1) * own) for own in (forward, backward))
+        filling, draining = (
+            np.maximum(0.0, np.maximum(after, (k - 1) * most) - (k - 1) * own)
+            for own, most in zip((forward, backward), longest, strict=True)
+        )
         waiting = filling + draining if k < m else np.maximum(filling, draining)
         out: Floats = busy + waiting
         return out

@@ -1,5 +1,6 @@
 """Bounds on whole steps: under every assignment's simulated step, and near the best one's."""
 
+import contextlib
 import itertools
 import random
 
@@ -181,7 +182,8 @@ def test_no_sum_of_a_line_is_over_its_simulated_step(schedule, n_microbatches):
             step_s = simulate_schedule(made, [StageTimes(*way) for way in ways]).step_s
             works = [sum(way) for way in ways]
             for r, row in enumerate(line.sums()):
-                of_rank = line.sum_of(r, sum(works[:r]), *ways[r], sum(works[r + 1 :]))
+                longest = tuple(max((way[x] for way in ways[:r]), default=0.0) for x in range(2))
+                of_rank = line.sum_of(r, sum(works[:r]), *ways[r], sum(works[r + 1 :]), longest)
                 assert sum(w * x for w, x in zip(row, works, strict=True)) <= of_rank * (1 + 1e-9)
                 assert of_rank <= step_s * (1 + 1e-9)
             most = line.most_works(sum(works), step_s)
@@ -250,3 +252,22 @@ def test_what_memory_has_computed_again_is_in_the_bound():
         room -= 1 << 18
     assert found[-1] > found[0] + 0.02
     assert all(a <= b + 1e-3 for a, b in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("number", [21, 30, 43, 111])
+def test_where_ranks_may_be_in_any_order_no_order_is_under_the_bound(number):
+    """Ranks with unlike room: what memory costs in the order that is kept is no bound on the others."""
+    draw = random.Random(number)
+    table = {"mask": OpCost(1e-7)}
+    for name in ("embed", *(f"layer{i}" for i in range(6)), "head"):
+        forward_s = draw.choice((1e-3, 2e-3, 3e-3, 5e-3))
+        table[name] = OpCost(forward_s, 2 * forward_s, saved_bytes=draw.choice((1 << 16, 1 << 18)))
+    room = [draw.choice((2 << 19, 3 << 19, 4 << 19, 6 << 19)) for _ in range(3)]
+    asked = {"n_stages": 3, "n_microbatches": draw.choice((3, 4, 6)), "recompute": "auto"}
+    ranks, steps_s = Cluster((Device(),) * 3, local=Link(1e-5, 1e10)), []
+    for limits in itertools.permutations(room):
+        with contextlib.suppress(InfeasibleError):
+            plan = solve(graph(), CostTable(table), ranks, device_order="given", memory_limit=limits, **asked)
+            steps_s.append(plan.step_s)
+    plan = solve(graph(), CostTable(table), ranks, device_order="auto", memory_limit=room, **asked)
+    assert plan.bounds.step_lower_s <= min(steps_s)
