@@ -151,10 +151,11 @@ def _on_few_rows(asked: _Asked, at: Mapping[Dim, int] | None) -> Capture:
     """
     model, args = asked.model, asked.args
     asked = dataclasses.replace(asked, kwargs=(kwargs := without_cache(model, asked.kwargs)))
+    if not asked.dynamic:
+        return _captured(asked)
     inputs, tensors = Inputs.of(model, args, kwargs)
     device = device_of(model, args, kwargs)
-    rows = few_rows(inputs, device) if asked.dynamic else {}
-    few = (few_tokens(inputs, device) or few_pixels(inputs, device)) if asked.dynamic else {}
+    rows, few = few_rows(inputs, device), few_tokens(inputs, device) or few_pixels(inputs, device)
     if at:
         with contextlib.suppress(CaptureError, ModelError, InputError):
             if (found := _captured_at(at, asked, tensors)) is not None:
@@ -215,6 +216,8 @@ def _captured_at(
 def _elsewhere(found: Capture, cut: Mapping[Dim, int], kin: _Kin | None) -> Capture:
     """The same recorded where a size is no multiple, if that is right for more sizes: padding is recorded."""
     uneven = () if found.device.type == "meta" else uneven_sizes(found.variation)
+    if not uneven:
+        return found
     args, kwargs = found.recorded_with
     tensors = Inputs.of(found.model, args, kwargs)[1]
     asked = _Asked(found.model, args, kwargs, found.policy, found.dynamic, kin)
