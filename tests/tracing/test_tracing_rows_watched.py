@@ -298,6 +298,39 @@ def test_a_layer_is_given_as_many_rows_as_its_code_names_that_runs(monkeypatch: 
         assert (max(given) > 3000) is (kind is Chained)
 
 
+class Limited(Leaf):
+    """Does as others do, up to so many rows."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(torch.tanh)
+        self.limit = limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).tanh()
+        return y if len(x) < self.limit else y - y.mean(0)
+
+
+@pytest.mark.parametrize(("limit", "beyond"), [(300, 296), (1 << 21, None)])
+@pytest.mark.parametrize("n_layers", [3, 12])
+def test_a_layer_that_is_like_others_is_asked_of_many_rows_beside_what_it_gives_for_few(
+    limit: int, beyond: int | None, n_layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[int] = set()
+    replay = mixing.replay
+
+    def noting(model: Any, form: Any, given: Any, *told: Any, **how: Any) -> Any:
+        seen.add(len(given["input_1"]))
+        return replay(model, form, given, *told, **how)
+
+    monkeypatch.setattr(mixing, "replay", noting)
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Limited(1 << 20) for _ in range(n_layers - 1)), Limited(limit))
+    closed = [str(i) for i in range(n_layers)]
+    found = capture(model, (torch.randn(2, 4),), closed=closed).variation.mixing
+    assert (found.beyond and found.beyond[0]) == beyond
+    assert max(seen) == 8
+
+
 class OfPlaces(Leaf):
     """Does something else from so many places on, of all rows together."""
 

@@ -71,12 +71,15 @@ def rows_met(
     shapes: _Shapes,
     at: device,
     ran: CodeRun,
+    *,
+    has_alike: bool,
 ) -> Met:
     """How many rows there are where some call first gives others than for ``n``; ``run`` runs the form.
 
-    Calls are given as many rows as code names that ``ran``, for so many too, or as is usual.
+    Calls are given as many rows as code names that ``ran``, for so many too, or as is usual. Where ``run``
+    ``has_alike`` layers of which one runs for all, each that is asked runs alone on the few rows too.
     """
-    look = _Look(code, form, n, dim, shapes, at, ran)
+    look = _Look(code, form, n, dim, shapes, at, ran, has_alike=has_alike)
     if look.is_any:
         run("a" * (n // 2) + "b" * (n // 2), look)
     return look.met
@@ -94,8 +97,10 @@ class _Look:
         shapes: _Shapes,
         at: device,
         ran: CodeRun,
+        *,
+        has_alike: bool,
     ) -> None:
-        self._ran = ran
+        self._ran, self._has_alike = ran, has_alike
         self._code, self._form, self._n, self._dim, self._shapes, self._at = code, form, n, dim, shapes, at
         self._symbol = symbol(dim.name)
         by_rows = set[int]()
@@ -137,6 +142,8 @@ class _Look:
                 self._most[id(call)] = self._most_times(call, value)
                 self._compare_number(call, value)
             times, before = self._n_times(call), 0
+            if times and self._has_alike and call.op == "call_module":
+                value = self._of_many(call, 1)  # the run has that of another layer
             while times > before:
                 with self._ran:
                     self._compare_rows(call, value, times)

@@ -255,9 +255,11 @@ def _said_unasked(asked: Asked, unasked: set[int]) -> str:
 
 def _met(asked: Asked, n: int, ran: CodeRun, alike: AlikeLayers) -> Met:
     """See :func:`rows_met`; nothing where the form does not run so."""
-    run = asked.run(alone=True, alike=alike if alike.is_worth_it else None)
+    has_alike = alike.is_worth_it
+    run = asked.run(alone=True, alike=alike if has_alike else None)
+    told = n, asked.dim, asked.shapes, asked.device, ran
     try:
-        return rows_met(asked.code, asked.form, run, n, asked.dim, asked.shapes, asked.device, ran)
+        return rows_met(asked.code, asked.form, run, *told, has_alike=has_alike)
     except Exception as error:
         # any Python of the model, on rows it may not take
         _logger.debug("what goes by how many rows there are could not be seen: %s", error)
