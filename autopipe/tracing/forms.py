@@ -22,7 +22,13 @@ from .graphs import emit, modes
 from .graphs.questions import Question, choose, questions, with_sizes
 from .inputs.arguments import Inputs
 from .inputs.writes import called
-from .rows.analysis import answered_apart, with_rows, with_rows_of_the_example, without_rows
+from .rows.analysis import (
+    answered_apart,
+    with_rows,
+    with_rows_of_the_example,
+    with_tail_behind,
+    without_rows,
+)
 from .rows.other_answers import FormPairs
 from .runs.session import Session
 from .sizes.expected import Expected
@@ -263,13 +269,43 @@ class CaptureForms:
         return dataclasses.replace(variation, behind_labels=alike)
 
     def _ask_rows(self) -> None:
-        """Compare the forms of each mode in pairs, and tell what two rows answer so that they are others."""
-        variation, tail, device = self.variation, self.tail, self.session.device
+        """Compare the forms of each mode in pairs, and tell what two rows answer so that they are others.
+
+        What follows from that may be right on the whole batch: then it is not looked at in rows. Not so where
+        the model takes sizes that need forms of their own, which none has that has a tail.
+        """
+        before = self.variation
+        found = self._answered_apart(before)
+        if found is not before and not self.is_narrowed:
+            other = dataclasses.replace(before, mixing=found.mixing)
+            late = with_tail_behind(self.session, self.forms, self.tensors, other)
+            if late.tail.ops:
+                self._take_first(late)
+                self.pairs.said.clear()
+                if self._answered_apart(late) is late:
+                    self._mix_in_tail()
+                    return
+        if found is not before:
+            self._take_first(found)
+
+    def _mix_in_tail(self) -> None:
+        """What mixes rows in further forms is in the tail: ahead of it they have the calls of the first."""
+        for form in (form for forms in self.forms.values() for form in forms[1:]):
+            known = self.variations[id(form)]
+            mixing = dataclasses.replace(known.mixing, always="", training="", untold="", unasked="")
+            self.variations[id(form)] = dataclasses.replace(known, mixing=mixing)
+
+    def _take_first(self, variation: Variation) -> None:
+        self.variations.update((id(forms[0]), variation) for forms in self.forms.values())
+
+    def _answered_apart(self, variation: Variation) -> Variation:
+        """See :func:`answered_apart`; of the forms of each mode."""
+        tail, device = self.tail, self.session.device
         if not self.dynamic or (variation.mixing.always and not tail):
-            return
+            return variation
         for flag in (False, True):
             if flag and self.is_shared:
-                return
+                break
             forms = self.forms[flag]
             for number, form in enumerate(forms):
                 self.pairs.look(form, forms[:number], tail, functools.partial(self.session.start, flag))
@@ -278,8 +314,8 @@ class CaptureForms:
             chosen = functools.partial(self._chosen, self.questions[flag], forms[0])
             asked = answered_apart(self.pairs, forms, chosen, self.tensors, variation, tail, device)
             if asked is not variation:
-                self.variations.update((id(forms[0]), asked) for forms in self.forms.values())
-                return
+                return asked
+        return variation
 
     def _others(self, flag: bool, forms: Sequence[Recording]) -> list[int]:
         """Make the other forms of a mode; those that turn out not to be the model are left out.

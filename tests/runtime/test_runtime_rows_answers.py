@@ -1,4 +1,7 @@
-"""What a batch answers, by data, sizes or places, is not taken for what its microbatches answer."""
+"""What a batch answers by data, sizes or places is not what microbatches do; late, it is asked the batch."""
+
+import copy
+import re
 
 import pytest
 import torch
@@ -14,19 +17,84 @@ from autopipe.tracing.rows import other_answers
 from autopipe.tracing.rows.noise import EvenNoise
 from autopipe.tracing.sizes.rerun import replay
 
+DOUBLES = [lambda x, _: x.sum() > 0, lambda _, ids: 1 in ids[0], lambda _, ids: bool((ids > 0).all())]
 
-@pytest.mark.parametrize("reduce", [lambda y: y, lambda y: y.square().mean(), lambda y: y.square().sum()])
-@pytest.mark.parametrize(
-    "doubles", [lambda x, _: x.sum() > 0, lambda _, ids: 1 in ids[0], lambda _, ids: bool((ids > 0).all())]
-)
-def test_what_is_asked_of_all_rows_and_not_of_each_is_refused(doubles, reduce):
+
+@pytest.mark.parametrize("doubles", DOUBLES)
+def test_what_is_asked_of_all_rows_and_not_of_each_is_refused(doubles):
     torch.manual_seed(0)
     x, ids = torch.randn(6, 4), torch.randint(2, 9, (6, 3))
-    pipe = autopipe.split(Asking(doubles, reduce), 2, (x, ids), costs="estimated", n_microbatches=3)
+    pipe = autopipe.split(Asking(doubles), 2, (x, ids), costs="estimated", n_microbatches=3)
     runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
     with pytest.raises(InputError, match=r"rows_\w+.py:\d+ asks .* of all rows at once"):
         runtime.step(x, ids)
     assert torch.isfinite(runtime.step(x, ids, n_microbatches=1).loss)
+
+
+@pytest.mark.parametrize("reduce", [lambda y: y.square().mean(), lambda y: y.square().sum()])
+@pytest.mark.parametrize("doubles", DOUBLES)
+def test_what_is_asked_of_all_rows_at_the_end_is_answered_by_the_batch(doubles, reduce):
+    torch.manual_seed(0)
+    x, ids = torch.randn(6, 4).double(), torch.randint(2, 9, (6, 3))
+    model = Asking(doubles, reduce).double()
+    pipe = autopipe.split(model, 2, (x, ids), costs="estimated", n_microbatches=3)
+    assert re.search(r"rows_\w+.py:\d+ asks .* of all rows at once", pipe.graph.variation.mixing.always)
+    runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
+    for row in range(6):
+        turned = ids.roll(row, 0)
+        turned[: row % 2] = 1
+        stepped_as_the_model(runtime, model, x.roll(row, 0), turned)
+
+
+def stepped_as_the_model(runtime, model, *args):
+    """A step gives the loss and gradients of the model; where that has none, of its output's mean square."""
+    twin = copy.deepcopy(model)
+    loss = twin(*args).square().mean() if type(model) is Asking else twin(*args)
+    loss.backward()
+    model.zero_grad()
+    torch.testing.assert_close(runtime.step(*args).loss.item(), loss.item(), rtol=1e-12, atol=1e-12)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        given = [torch.zeros_like(w) if w.grad is None else w.grad for w in (p, q)]
+        torch.testing.assert_close(*given, rtol=0, atol=1e-12)
+
+
+class HeadOfMasked(nn.Module):
+    """A head for what is masked, where anything is; or a loss over how many are, alone where none is."""
+
+    def __init__(self, is_ratio):
+        super().__init__()
+        self.a, self.b, self.is_ratio = nn.Linear(4, 8), nn.Linear(8, 8), is_ratio
+        self.values, self.head = nn.Linear(8, 4), nn.Linear(8, 5)
+
+    def forward(self, x, labels):
+        h = self.b(self.a(x).relu()).tanh()
+        counted = labels >= 0
+        if self.is_ratio:
+            p = self.head(h).sigmoid()
+            hit, missed = p[:, 0].log() * counted, (1 - p[:, 1]).log() * ~counted
+            n = counted.sum()
+            return -missed.sum() if n == 0 else -(hit.sum() + missed.sum()) / n
+        loss = F.mse_loss(self.values(h), x)
+        if counted.any():
+            loss = loss + F.cross_entropy(self.head(h[counted]), labels[counted])
+        return loss
+
+
+@pytest.mark.parametrize("n_counted", [0, 6])
+@pytest.mark.parametrize("is_ratio", [False, True])
+def test_a_head_of_what_any_row_has_gets_the_batch(is_ratio, n_counted):
+    torch.manual_seed(0)
+    model = HeadOfMasked(is_ratio).double()
+
+    def batch(*counted, n=6):
+        labels = torch.full((n,), -100)
+        labels[list(counted)] = torch.arange(len(counted)) % 5
+        return torch.randn(n, 4).double(), labels
+
+    example = batch(*range(n_counted))
+    runtime = autopipe.split(model, 2, example, costs="estimated", n_microbatches=3).runtime()
+    for args in (batch(0), batch(5), batch(), batch(1, 2, 4), batch(2, n=4), batch(0, 1, 6, n=7)):
+        stepped_as_the_model(runtime, model, *args)
 
 
 class AskingOfLabels(Asking):
@@ -43,14 +111,12 @@ class AskingOfLabels(Asking):
 )
 def test_what_is_asked_of_all_rows_is_found_where_labels_weigh_them(doubles):
     torch.manual_seed(0)
-    x, labels = torch.randn(4, 6, 4), torch.randint(0, 4, (4, 6))
+    model = AskingOfLabels(doubles).double()
+    x, labels = torch.randn(4, 6, 4).double(), torch.randint(0, 4, (4, 6))
     labels[3, :3] = -100
-    runtime = autopipe.split(
-        AskingOfLabels(doubles), 2, (x, labels), costs="estimated", n_microbatches=2
-    ).runtime()
-    with pytest.raises(InputError, match=r"test_runtime_rows_answers.py:\d+ asks .* of all rows at once"):
-        runtime.step(x, labels)
-    assert torch.isfinite(runtime.step(x, labels, n_microbatches=1).loss)
+    runtime = autopipe.split(model, 2, (x, labels), costs="estimated", n_microbatches=2).runtime()
+    for row in range(4):
+        stepped_as_the_model(runtime, model, x.roll(row, 0), labels.roll(row, 0))
 
 
 class ContrastOfMasked(nn.Module):
@@ -67,16 +133,13 @@ class ContrastOfMasked(nn.Module):
 
 
 @pytest.mark.parametrize("is_late", [True, False])
-def test_what_is_asked_of_all_rows_before_a_tail_is_refused(is_late):
+def test_what_is_asked_of_all_rows_before_a_tail_is_in_it(is_late):
     torch.manual_seed(0)
     model, x, y = ContrastOfMasked(is_late).double(), *torch.randn(2, 4, 4).double()
     mask = torch.tensor([True, True, True, False])
     runtime = autopipe.split(model, 2, (x, y, mask), costs="estimated", n_microbatches=2).runtime()
-    if is_late:
-        torch.testing.assert_close(runtime.step(x, y, mask).loss.as_subclass(torch.Tensor), model(x, y, mask))
-        return
-    with pytest.raises(InputError, match=r"test_runtime_rows_answers.py:\d+ asks .* of all rows at once"):
-        runtime.step(x, y, mask)
+    for given in (mask, mask.flip(0), ~mask, mask | True):
+        stepped_as_the_model(runtime, model, x, y, given)
 
 
 class OtherwiseOn(nn.Module):

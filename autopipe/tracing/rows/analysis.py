@@ -24,11 +24,13 @@ from .backwards import OwnBackwards, mixed_in_backward
 from .held_back import RowGradients, holds_back
 from .mixing import mixing, rows_of
 from .one_row import fault_in_one_row
-from .other_answers import FormPairs, two_rows
+from .other_answers import FormPairs, parting, two_rows
 from .per_call_state import CallsInTurn, by_call, carried_by, movers
 from .tail import find_tail
 
-__all__ = ["Chosen", "answered_apart", "with_rows", "with_rows_of_the_example", "without_rows"]
+__all__ = [
+    "Chosen", "answered_apart", "with_rows", "with_rows_of_the_example", "with_tail_behind", "without_rows",
+]  # fmt: skip
 
 _logger = logging.getLogger("autopipe")
 
@@ -203,6 +205,27 @@ def with_rows(
     modes = (False, True) if is_shared else (form.training,)
     mixed = _of_one_row(session, dict.fromkeys(modes, form), given, loose, tail, mixed)
     return dataclasses.replace(variation, mixing=mixed)
+
+
+def with_tail_behind(
+    session: Session,
+    forms: Mapping[bool, Sequence[Recording]],
+    given: Mapping[str, torch.Tensor],
+    variation: Variation,
+) -> Variation:
+    """The variation with what follows from where forms of a mode part in its tail, if there may be one.
+
+    There the whole batch answers what each microbatch would answer for itself.
+    """
+    parts = [parting(each) for each in forms.values() if len(each) > 1]
+    own, alone = (frozenset[str]().union(*each) for each in zip(*parts, strict=True))
+    dims, given = apart(variation.dims, given)
+    firsts = {flag: each[0] for flag, each in forms.items()}
+    told = (firsts, given, dims, variation.shapes, session.device, session.start, variation.mixing)
+    tail = find_tail(session.code, *told, own.union(variation.tail.ops), takes=variation.takes_rows)
+    if not tail.ops:
+        return variation
+    return dataclasses.replace(variation, tail=dataclasses.replace(tail, ops=(*tail.ops, *sorted(alone))))
 
 
 def answered_apart(

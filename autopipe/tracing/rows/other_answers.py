@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ...graph import Dim, batch_dim
-from ..calls.call import Call, Depends, Recording
+from ..calls.call import Call, Depends, Recording, map_calls
 from ..calls.describe import expression
 from ..calls.labels import label_options
 from ..code.own_code import OwnCode
@@ -32,7 +32,7 @@ from .held_back import gradient_of, holds_back
 from .noise import EvenNoise, is_drawn
 from .results import ROUNDED, axes, is_close, is_number
 
-__all__ = ["FormPairs", "two_rows"]
+__all__ = ["FormPairs", "parting", "two_rows"]
 
 _logger = logging.getLogger("autopipe")
 _MOST_ROWS = 8
@@ -50,9 +50,13 @@ class _AskedFor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Made:
-    """The ``values`` that a form gives, each with its call; if asked, gradients of rows and of numbers."""
+    """The ``values`` that a form gives, each with its call; if asked, gradients of rows and of numbers.
+
+    The tail has those ``taken``, and the output, of them.
+    """
 
     values: Mapping[int | str, tuple[Any, Any]]
+    taken: frozenset[int | str]
     of_rows: Tensor | None = None
     of_numbers: Tensor | None = None
 
@@ -104,11 +108,16 @@ class FormPairs:
         new, others = self._known[id(form)], [self._known[id(other)] for other in beside]
         has_gradients = any(holds_back(self._code, each) for each in (form, *beside))
         held = {id(batch) for each in (new, *others) for batch in each.batches}
+        entering = frozenset[str]().union(*(_entering(each.form, tail) for each in (new, *others)))
         kept: dict[tuple[int, int], _Made] = {}
 
         def give(form: Recording, batch: _Batch) -> _Made:
             key = id(form), id(batch)
-            made = kept[key] if key in kept else self._given_by(form, batch, tail, start, has_gradients)
+            made = (
+                kept[key]
+                if key in kept
+                else self._given_by(form, batch, entering, tail, start, has_gradients)
+            )
             return kept.setdefault(key, made) if id(batch) in held else made
 
         for other in others:
@@ -145,10 +154,10 @@ class FormPairs:
             except Exception as error:  # any Python of the model, on rows it may not take; or noise not known
                 _logger.debug("rows could not be answered otherwise: %s", error)
                 continue
-            if made.values.keys() != other.values.keys():
+            if not other.taken <= made.values.keys():
                 return asked  # one gives the tail nothing there
             per_row = of_sum if here.variation.mixing.sums else 1.0
-            pairs = ((*made.values[k], other.values[k][1]) for k in made.values)
+            pairs = ((*made.values[k], other.values[k][1]) for k in other.taken)
             if any(_is_other(*pair, dim, here.variation, per_row) for pair in pairs):
                 return asked
             if made.of_rows is not None and not _is_alike(made.of_rows, other.of_rows, 1.0):
@@ -161,12 +170,15 @@ class FormPairs:
         self,
         form: Recording,
         batch: _Batch,
+        entering: Collection[str],
         tail: Collection[str],
         start: Callable[[], None],
         has_gradients: bool,
     ) -> _Made:
-        """What a form gives ahead of a tail, and to it, each with its call; noise is one number."""
-        entering = {c.name for call in form.calls if call.name in tail for c in call.inputs} - {*tail}
+        """What a form gives ahead of a tail, and of what is ``entering`` one, each with its call.
+
+        Noise is one number.
+        """
         made: dict[int | str, tuple[Any, Any]] = {}
 
         def look(call: Call, value: Any) -> None:
@@ -183,9 +195,11 @@ class FormPairs:
         if any(c.is_random for c in form.calls) and is_drawn(self._device):
             result = run(EvenNoise(self._device))
         leaves = enumerate(zip(form.calls[-1].args[0], result, strict=True))
-        values = made | {i: leaf for i, leaf in leaves if getattr(leaf[0], "name", None) not in tail}
+        given_out = {i: leaf for i, leaf in leaves if getattr(leaf[0], "name", None) not in tail}
+        taken = frozenset[int | str]((*given_out, *(_entering(form, tail) & made.keys())))
+        values = made | given_out
         if not has_gradients:
-            return _Made(values)
+            return _Made(values, taken)
         variation = self._known[id(form)].variation
         dim, weights = batch_dim(variation.dims), [p for p in self._model.parameters() if p.requires_grad]
         placed = [
@@ -197,7 +211,24 @@ class FormPairs:
             gradient_of([(v, rows) for v, rows in placed if bool(rows) is has_rows], weights)
             for has_rows in (True, False)
         )
-        return _Made({k: (c, _detached(v)) for k, (c, v) in values.items()}, of_rows, of_numbers)
+        return _Made({k: (c, _detached(v)) for k, (c, v) in values.items()}, taken, of_rows, of_numbers)
+
+
+def _entering(form: Recording, tail: Collection[str]) -> frozenset[str]:
+    """The names of what a form's ops of a ``tail`` take of others."""
+    return frozenset(c.name for call in form.calls if call.name in tail for c in call.inputs) - {*tail}
+
+
+def parting(forms: Sequence[Recording]) -> tuple[frozenset[str], frozenset[str]]:
+    """The calls, by name, of the first of some forms that not all others have so, and of others alone."""
+    first, *others = ({c.name: _said(c) for c in f.calls if c.op != "output"} for f in forms)
+    own = {n for other in others for n, given in first.items() if other.get(n) != given}
+    return frozenset(own), frozenset(n for other in others for n in other.keys() - first.keys())
+
+
+def _said(call: Call) -> str:
+    """What a call does to others by their names."""
+    return f"{call.target} {map_calls((call.args, call.kwargs), lambda given: given.name)}"
 
 
 def two_rows(given: _Batch, dim: Dim, device: torch.device) -> Iterator[dict[str, _Batch]]:
