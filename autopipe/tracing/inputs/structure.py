@@ -74,6 +74,8 @@ def flatten(value: Any) -> tuple[list[Any], Spec]:
     >>> leaves, spec = flatten({"a": (1, None), "b": [2]})
     >>> leaves, unflatten(spec, leaves)
     ([1, None, 2], {'a': (1, None), 'b': [2]})
+    >>> flatten([torch.Size([2, 3])])[0]
+    [2, 3]
     """
     leaves: list[Any] = []
     return leaves, _flatten(value, leaves, 0)
@@ -110,7 +112,7 @@ def _flatten(value: Any, leaves: list[Any], depth: int) -> Spec:
     factory = value.default_factory if isinstance(value, defaultdict) else None
     children: list[Spec] = []
     for item in items:
-        if type(item) in _TAKEN_AS_THEY_ARE:
+        if type(item) in _LEAF_TYPES:
             leaves.append(item)
             children.append(LEAF)
         else:
@@ -180,8 +182,7 @@ def _is_cached(cls: type, name: str) -> bool:
     return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
-_LEAF_TYPES = frozenset({*_PLAIN, torch.dtype, torch.device, slice, range, torch.nn.Parameter})
-_TAKEN_AS_THEY_ARE = _LEAF_TYPES | {torch.Tensor}
+_LEAF_TYPES = frozenset({*_PLAIN, torch.dtype, torch.device, slice, range, torch.nn.Parameter}) - {torch.Size}
 
 
 def carries_tensors(value: Any, depth: int = _MAX_DEPTH) -> bool:
