@@ -48,6 +48,7 @@ from . import (  # noqa: F401
     papers,
     pictures,
     pixels,
+    recipes,
     restoring,
     scenes,
     science,
