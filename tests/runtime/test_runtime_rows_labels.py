@@ -433,3 +433,31 @@ def test_labels_that_are_drawn_where_nothing_may_run_on_the_whole_batch_are_told
     pipe = autopipe.split(model, 2, (ids,), costs="estimated", n_microbatches=4)
     pipe.runtime(mixed_rows="allow").step(ids)
     assert "drawn inside the model" in caplog.text
+
+
+WEIGHTS_BY_LABEL = {
+    "above": lambda y: (y > 0).double() + 0.1,
+    "up to": lambda y: (y <= 3).double() + 0.1,
+    "the first alone": lambda y: torch.tensor([9, 1, 1, 1, 1.0], dtype=torch.float64)[y],
+    "odd ones": lambda y: (y % 2).double() + 0.1,
+    "limited": lambda y: y.clamp(max=1).double() + 0.1,
+}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS_BY_LABEL)
+@pytest.mark.parametrize("first", [[4, 4, 3], [0, 0, 2]])
+def test_a_mean_by_weights_of_labels_is_found_where_the_first_rows_weigh_alike(kind, first):
+    class Weighing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 5)
+
+        def forward(self, x, y):
+            weights = WEIGHTS_BY_LABEL[kind](y)
+            each = F.cross_entropy(self.last(self.first(x).relu()), y, reduction="none")
+            return (each * weights).sum() / weights.sum()
+
+    torch.manual_seed(0)
+    y = torch.tensor([*first, 0, 3, 4, 2, 1])
+    captured = autopipe.capture(Weighing().double(), (torch.randn(8, 4, dtype=torch.float64), y))
+    assert captured.variation.mixing.always

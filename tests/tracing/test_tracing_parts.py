@@ -66,7 +66,7 @@ def gathers(model: Stack) -> bool:
     dim = next(d for d in variation.dims if d.name == "batch")
     model.eval()
     with torch.no_grad():
-        return varied_data._gathers(model, form, {"x": x}, dim, variation.shapes)
+        return varied_data.gathers(model, form, {"x": x}, dim, variation.shapes)
 
 
 @pytest.mark.parametrize(("does", "n_asked"), [(passed, 1), (grown, N_LAYERS), (by_weights, N_LAYERS)])

@@ -1,12 +1,13 @@
-"""Lifts the values of rows where a number is made of them, so that one that is 0 tells a sum from a mean.
+"""Puts other values of rows where a number is made of them: what the example has may tell nothing.
 
-A loss is 0 on an example whose mask lets nothing through, or under a head that starts at zeros. Comparing the
-numbers is left to ``results``.
+A loss is 0 on an example whose mask lets nothing through, or under a head that starts at zeros; and rows
+weigh alike where all are on one side of a limit. Comparing the numbers is left to ``results``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 
 from ...graph import Dim
 from ...units import Size, symbol
-from ..calls.call import Call, Recording
+from ..calls.call import Call, Depends, Recording
 from ..calls.labels import label_options
 from .data_dependent import Change
+from .results import axes
+from .varied_data import gathers
 
-__all__ = ["lifted"]
+__all__ = ["lifted", "truths_apart"]
 
 
 def lifted(
@@ -48,3 +51,43 @@ def lifted(
         return value + torch.tensor(added[id(call)]).to(value)
 
     return change
+
+
+def truths_apart(
+    model: nn.Module,
+    form: Recording,
+    given: Mapping[str, Tensor],
+    dim: Dim,
+    shapes: Mapping[int, tuple[tuple[Size, ...], ...]],
+) -> Iterator[Change]:
+    """What makes all that rows are asked true of row a, and of row b half of it, then none.
+
+    Nothing where the form makes nothing of all rows together but means over labels.
+    """
+    asked: dict[int, int] = {}
+    for call in form.calls:
+        if _is_truth(call) and not any(map(_is_truth, call.inputs)):
+            asked |= {id(call): axis for axis in axes(call, 0, dim, shapes)[:1]}
+    if not asked or not gathers(model, form, given, dim, shapes):
+        return
+
+    is_much = any(call.value.ndim > 1 for call in form.calls if id(call) in asked)
+    for share in (0.5, 0.0) if is_much else (0.0,):
+        yield functools.partial(_turned, asked, share)
+
+
+def _turned(asked: Mapping[int, int], share: float, rows: str, call: Call, value: Any) -> Tensor | None:
+    """Truths all true but of row b, where a ``share`` of them is that lies along the last axis."""
+    axis = asked.get(id(call))
+    if axis is None or value.shape[axis] != len(rows):
+        return None
+    truths = torch.ones_like(value)
+    for place in (place for place, row in enumerate(rows) if row == "b"):
+        of_row = torch.atleast_1d(truths.select(axis, place))
+        of_row[..., int(share * of_row.shape[-1]) :] = False
+    return truths
+
+
+def _is_truth(call: Call) -> bool:
+    is_asked = call.op in ("call_function", "call_method") and bool(call.depends & Depends.INPUT)
+    return is_asked and isinstance(call.value, Tensor) and call.value.dtype is torch.bool

@@ -27,6 +27,7 @@ from .code_run import CodeRun
 from .data_dependent import Reading, Turn, Turned, Watch, alike, deciding, numbers_apart, reading, scales
 from .held_back import RowGradients, holds_back, may_hold_back
 from .inner_numbers import Around, numbers_elsewhere
+from .lifted import truths_apart
 from .many_rows import untold_alone
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ
 from .tables import noughts, uneven
@@ -157,6 +158,13 @@ def _questions(
         yield (
             functools.partial(
                 _by_numbers, functools.partial(results, given, is_sure, changes=scale), dim, shapes
+            ),
+            True,
+        )
+    for turned in truths_apart(model, form, given, dim, shapes) if is_sure else ():
+        yield (
+            functools.partial(
+                _of_others, functools.partial(results, changes=turned), given, True, dim, shapes
             ),
             True,
         )

@@ -41,8 +41,11 @@ __all__ = [
 ]
 
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
-_COMPARING = {"eq": 0, "ge": 0, "gt": 1, "le": 0, "lt": -1, "ne": 0}
-"""Functions that compare, with how far above the other number one is that tells."""
+_COMPARING = {"eq": (0, 0), "ge": (0, -1), "gt": (1, 0), "le": (0, 1), "lt": (-1, 0), "ne": (0, 0)}
+"""Functions that compare, with how far above the other number one is that tells, and one that does not.
+
+The same twice where any other does not.
+"""
 _NOWHERE = contextlib.nullcontext()
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
@@ -143,7 +146,7 @@ def unlike(
     else, of a form whose code ``reads`` values, only there: what it makes of them is not seen. On an
     accelerator none that may point out of a table: what fails so there ends all work of the process.
     """
-    if _gathers(model, form, given, dim, shapes) is reads:
+    if gathers(model, form, given, dim, shapes) is reads:
         return
     for name, axis in dim.where:
         tensor = given[name]
@@ -166,7 +169,12 @@ def _pairs(a: Tensor, b: Tensor, tensor: Tensor) -> Iterator[tuple[Tensor, Tenso
         yield a, ~b if tensor.dtype is torch.bool else b + 1
     if not a.dim():
         if tensor.dtype is not torch.bool:
-            yield a, b // 2 if b > 0 else b
+            near = a - 1 if a > 0 else a + 1 if tensor.device.type == "cpu" else a
+            known = {int(a), int(b)}
+            for other in (b // 2 if b > 0 else b, torch.zeros_like(b), near):
+                if int(other) not in known:
+                    known.add(int(other))
+                    yield a, other
         return
     for left_out in (0, LEFT_OUT) if tensor.dtype is torch.int64 else (0,):
         if tensor.device.type == "cpu" or left_out >= least:
@@ -184,15 +192,16 @@ def _asked_for(form: Recording, a: Tensor, tensor: Tensor) -> Iterator[tuple[Ten
     others = (
         (_COMPARING[plain_name(c).strip("_")], c.args[1]) for c in compared if c.depends & Depends.INPUT
     )
-    asked = dict.fromkeys(number + above for above, number in others if type(number) is int)
+    asked = {n + above: n + beside for (above, beside), n in others if type(n) is int}
     known = {LEFT_OUT, *((0,) if a.dim() else ())}
-    for number in [n for n in asked if n not in known][:_MOST_ASKED]:
-        if tensor.device.type == "cpu" or least <= number <= most:
-            other = least if least != number else most if most != number else number + 1
+    for number, beside in [pair for pair in asked.items() if pair[0] not in known][:_MOST_ASKED]:
+        away = next(n for n in (least, most, number + 1) if n != number)
+        other = away if beside == number or (away > number) == (beside > number) else beside
+        if tensor.device.type == "cpu" or (least <= number <= most and least <= other <= most):
             yield torch.full_like(a, other), torch.full_like(a, number)
 
 
-def _gathers(
+def gathers(
     model: nn.Module, form: Recording, given: Mapping[str, Tensor], dim: Dim, shapes: _Shapes
 ) -> bool:
     """Whether a call gives what has no rows any more of what has: not so of sums of means over labels."""

@@ -1,0 +1,66 @@
+"""A mean over rows that pass a limit is found where all of the example's are on one side of it."""
+
+import pytest
+import torch
+from torch import nn
+
+import autopipe
+
+LIMITS = {
+    "above": lambda x: x[:, 0] > 3,
+    "below": lambda x: x[:, 0] < -20,
+    "long": lambda x: x.norm(dim=1) > 100,
+    "any of it": lambda x: (x > 4).any(1),
+    "all of it": lambda x: (x > -9).all(1),
+    "missing": lambda x: x.isnan().any(1),
+    "between": lambda x: (x[:, 0] > 5) & (x[:, 0] < 6),
+}
+MEANS = {
+    "weighted": lambda each, chosen: (each * (chosen + 0.1)).sum() / (chosen + 0.1).sum(),
+    "chosen": lambda each, chosen: each[chosen].mean(),
+    "counted": lambda each, chosen: (each * chosen).sum() / chosen.sum().clamp(min=1),
+}
+BY_ROW = {
+    "of all rows": lambda each, chosen: torch.where(chosen, each, 2 * each).mean(),
+    "added up": lambda each, chosen: (each * chosen).sum(),
+    "chosen, added up": lambda each, chosen: each[chosen].sum(),
+    "no number": lambda each, chosen: (each / chosen).mean(),
+}
+
+
+class Chosen(nn.Module):
+    def __init__(self, limit, mean):
+        super().__init__()
+        self.first, self.last, self.limit, self.mean = nn.Linear(6, 6), nn.Linear(6, 6), limit, mean
+
+    def forward(self, x):
+        each = self.last(self.first(x.nan_to_num()).tanh()).square().mean(1)
+        return self.mean(each, self.limit(x))
+
+
+def mixing(limit, mean):
+    torch.manual_seed(0)
+    x = torch.randn(8, 6, dtype=torch.float64)
+    return autopipe.capture(Chosen(LIMITS[limit], mean).double(), (x,)).variation.mixing.always
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("mean", MEANS)
+def test_a_mean_of_the_rows_beyond_a_limit_is_found(limit, mean):
+    assert mixing(limit, MEANS[mean])
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("mean", BY_ROW)
+def test_what_a_limit_makes_of_each_row_alone_is_not(limit, mean):
+    assert not mixing(limit, BY_ROW[mean])
+
+
+@pytest.mark.parametrize("mean", MEANS)
+def test_it_runs_on_the_whole_batch(mean):
+    torch.manual_seed(0)
+    model, x = Chosen(LIMITS["above"], MEANS[mean]).double(), torch.randn(8, 6, dtype=torch.float64)
+    pipe = autopipe.split(model, 2, (x,), n_microbatches=4, costs="estimated")
+    x[::3, 0] = 4
+    found = pipe.runtime().step(x).loss.as_subclass(torch.Tensor)
+    torch.testing.assert_close(found, model(x).detach())
