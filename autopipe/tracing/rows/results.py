@@ -248,9 +248,10 @@ class Results:
         return ""
 
     def is_finite(self, *two_rows: str) -> bool:
-        """Whether all that is given for such rows is numbers."""
+        """Whether all that is given for such rows is numbers, as far as torch says it of such tensors."""
         made = (t for rows in two_rows for value in self.of(rows) for t in tensors(value))
-        return all(bool(t.isfinite().all()) for t in made if not t.is_nested)
+        asked = (t for t in made if not t.is_nested and t.layout is torch.strided)
+        return all(bool(t.isfinite().all()) for t in asked)
 
     def sums(self) -> dict[str, bool | None]:
         """Of each number made of rows, by name, whether it is their sum: twice as much for twice the rows.
