@@ -32,7 +32,7 @@ from .rows.analysis import (
 from .rows.other_answers import FormPairs
 from .runs.session import Session
 from .sizes.expected import Expected
-from .sizes.explore import explore, is_narrowed
+from .sizes.explore import explore, is_narrowed, taken_against_checks
 from .sizes.formulas import by_formula, like_an_input
 from .sizes.guards import with_checks
 from .sizes.lengths import read_from_inputs
@@ -202,6 +202,12 @@ class CaptureForms:
         """Whether the model itself takes sizes of inputs that the first form does not."""
         return bool(self.explorers) and is_narrowed(self.explorers[0], self.variation)
 
+    @property
+    def _has_ways_by_size(self) -> bool:
+        """Whether the model takes sizes at which what its code asks of them comes out otherwise."""
+        ways = taken_against_checks(self.explorers[-1], [self.variation]) if self.explorers else iter(())
+        return next(ways, None) is not None
+
     def graphs(self) -> dict[bool, tuple[Form, ...]]:
         """Every form as a graph; one object where one serves both modes."""
         sized = {id(form) for forms in self.for_sizes.values() for form in forms}
@@ -276,7 +282,7 @@ class CaptureForms:
         """
         before = self.variation
         found = self._answered_apart(before)
-        if found is not before and not self.is_narrowed:
+        if found is not before and not self.is_narrowed and not self._has_ways_by_size:
             other = dataclasses.replace(before, mixing=found.mixing)
             late = with_tail_behind(self.session, self.forms, self.tensors, other)
             if late.tail.ops:

@@ -6,12 +6,11 @@ Which sizes each recording is right for is left to ``sizes``; which form runs at
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from ..errors import CaptureError, InputError, ModelError
-from ..graph import Dim
 from .calls.call import Call, Recording
 from .calls.likeness import prune
 from .calls.memory import written
@@ -20,6 +19,7 @@ from .inputs.arguments import Inputs
 from .referee.referee import Referee
 from .runs.session import Session
 from .sizes import dims as sizing
+from .sizes.explore import taken_against_checks
 from .sizes.variation import Variation
 
 __all__ = ["check_alike", "forms_on", "record_at_sizes", "why_no_more"]
@@ -37,7 +37,8 @@ def record_at_sizes(session: Session, made: CaptureForms) -> None:
     if why_no_more(made, session.device):
         return
     known = [made.variation]
-    for _, sizes in zip(range(_MOST_SIZES), _other_ways(made, known), strict=False):
+    ways = taken_against_checks(made.explorers[-1], known)
+    for _, sizes in zip(range(_MOST_SIZES), ways, strict=False):
         before = session.attempt
         try:
             with contextlib.suppress(CaptureError, ModelError, InputError):
@@ -47,33 +48,6 @@ def record_at_sizes(session: Session, made: CaptureForms) -> None:
                 known.append(made.variations[id(forms[False])])
         finally:
             session.attempt = before
-
-
-def _other_ways(made: CaptureForms, known: list[Variation]) -> Iterator[dict[Dim, int]]:
-    """Sizes that the model takes and none of the ``known`` variations is right for, a few for each check."""
-    explorer = made.explorers[-1]
-    dims = [d for d in made.variation.dims if not d.packed]
-    base = {d.name: d.example for d in made.variation.dims}
-    tried: list[dict[str, int]] = []
-    for check in made.variation.checks:
-        asked = [d for d in dims if d.name in check.symbols]
-        for chosen in (*([d] for d in asked), *([asked] if len(asked) > 1 else [])):
-            for size in _near(chosen[0]):
-                sizes = {**base, **{d.name: size for d in chosen}}
-                is_known = any(all(c.holds(sizes) for c in v.checks) for v in known)
-                if check.holds(sizes) or is_known or sizes in tried:
-                    continue
-                tried.append(sizes)
-                if explorer.is_taken(dict.fromkeys(chosen, size)):
-                    yield dict.fromkeys(chosen, size)
-                    break
-
-
-def _near(dim: Dim) -> list[int]:
-    """Sizes to try, which lie around the example's and are multiples of other numbers."""
-    n = dim.example
-    others = (*sizing.trial_sizes(dim), n - n // 4, n + n // 4, n // 4, n + 1, n - 1)
-    return list(dict.fromkeys(s for s in others if s > 0 and s != n))
 
 
 def forms_on(

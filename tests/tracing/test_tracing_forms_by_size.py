@@ -227,10 +227,14 @@ class Unrolled(Net):
         return torch.stack(out, 1), self.layers[3](state)
 
 
+AFTER_THE_LOOP = {"layers.0": 0, "layers.1": 0, "layers.2": 0, "layers.3": 1}
+"""A cut that any number of positions goes through: none of the loop's layers is in the second stage."""
+
+
 def test_a_length_that_unrolls_a_loop_is_recorded_when_it_is_met() -> None:
     torch.manual_seed(0)
     model = Unrolled().double()
-    pipe = autopipe.split(model, 2, (of_length(5).double(),), costs="estimated", time_limit_s=2)
+    pipe = autopipe.split(model, 2, (of_length(5).double(),), costs="estimated", pin=AFTER_THE_LOOP)
     for length, rows in ((5, 3), (3, 2), (3, 4), (8, 2), (3, 1), (1, 2)):
         for training in (False, True):
             model.train(training)
@@ -256,7 +260,7 @@ def test_a_step_records_what_it_meets_and_goes_on_as_if_it_were_known() -> None:
     torch.manual_seed(0)
     model = Unrolled().double()
     pipe = autopipe.split(
-        model, 2, (of_length(5).double(),), costs="estimated", time_limit_s=2, n_microbatches=2
+        model, 2, (of_length(5).double(),), costs="estimated", pin=AFTER_THE_LOOP, n_microbatches=2
     )
     rt = pipe.runtime(loss_fn=lambda out, target: (out[0] - target).square().mean())
     for length in (5, 3, 8, 3):
@@ -275,7 +279,7 @@ def test_a_step_records_what_it_meets_and_goes_on_as_if_it_were_known() -> None:
 
 def test_a_step_records_nothing_for_stages_that_were_wrapped() -> None:
     torch.manual_seed(0)
-    pipe = autopipe.split(Unrolled(), 2, (of_length(5),), costs="estimated", time_limit_s=2)
+    pipe = autopipe.split(Unrolled(), 2, (of_length(5),), costs="estimated", pin=AFTER_THE_LOOP)
     pipe(of_length(4))
     rt = pipe.runtime(loss_fn=lambda out, target: out[0].square().mean())
     rt.wrap(lambda stage: None)
@@ -297,7 +301,7 @@ def test_an_answer_of_the_data_is_recorded_when_it_is_met() -> None:
 def test_a_form_is_met_under_no_grad_too_and_leaves_the_model_as_it_was() -> None:
     torch.manual_seed(0)
     model = Unrolled()
-    pipe = autopipe.split(model, 2, (of_length(5),), costs="estimated", time_limit_s=2)
+    pipe = autopipe.split(model, 2, (of_length(5),), costs="estimated", pin=AFTER_THE_LOOP)
     model.eval()
     x, before = of_length(4), torch.get_rng_state()
     for parameter in model.parameters():
@@ -314,7 +318,7 @@ def test_a_form_is_met_under_no_grad_too_and_leaves_the_model_as_it_was() -> Non
 
 def test_a_copy_runs_the_forms_that_there_are() -> None:
     torch.manual_seed(0)
-    pipe = autopipe.split(Unrolled(), 2, (of_length(5),), costs="estimated", time_limit_s=2)
+    pipe = autopipe.split(Unrolled(), 2, (of_length(5),), costs="estimated", pin=AFTER_THE_LOOP)
     pipe(of_length(4))
     again = copy.deepcopy(pipe)
     x = of_length(4)

@@ -28,7 +28,7 @@ from .rerun import replay, with_guards
 from .trials import Elsewhere, Explorer, Trial, first, first_line
 from .variation import Check, Fixed, Variation
 
-__all__ = ["confirm", "explore", "is_narrowed", "taken_beside"]
+__all__ = ["confirm", "explore", "is_narrowed", "taken_against_checks", "taken_beside"]
 
 
 def explore(explorer: Explorer, known: Variation | None) -> Variation:
@@ -79,6 +79,36 @@ def taken_beside(explorer: Explorer, found: Variation) -> Iterator[dict[Dim, int
             is_taken = explorer.is_taken(sizes)
         if is_taken:
             yield sizes
+
+
+def taken_against_checks(explorer: Explorer, known: Sequence[Variation]) -> Iterator[dict[Dim, int]]:
+    """Sizes that the model takes and none of the ``known`` variations is right for, a few for each check.
+
+    The checks are those of the first; others may be added meanwhile.
+    """
+    first = known[0]
+    dims = [d for d in first.dims if not d.packed]
+    base = {d.name: d.example for d in first.dims}
+    tried: list[dict[str, int]] = []
+    for check in first.checks:
+        asked = [d for d in dims if d.name in check.symbols]
+        for chosen in (*([d] for d in asked), *([asked] if len(asked) > 1 else [])):
+            for size in _near(chosen[0]):
+                sizes = {**base, **{d.name: size for d in chosen}}
+                is_known = any(all(c.holds(sizes) for c in v.checks) for v in known)
+                if check.holds(sizes) or is_known or sizes in tried:
+                    continue
+                tried.append(sizes)
+                if explorer.is_taken(dict.fromkeys(chosen, size)):
+                    yield dict.fromkeys(chosen, size)
+                    break
+
+
+def _near(dim: Dim) -> list[int]:
+    """Sizes to try, which lie around the example's and are multiples of other numbers."""
+    n = dim.example
+    others = (*sizing.trial_sizes(dim), n - n // 4, n + n // 4, n // 4, n + 1, n - 1)
+    return list(dict.fromkeys(s for s in others if s > 0 and s != n))
 
 
 def _explore(explorer: Explorer, known: Variation | None) -> Variation:
