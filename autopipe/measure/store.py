@@ -29,6 +29,7 @@ class Store:
     of its content. Files are written whole beside their place and then moved there, so that readers and
     interrupted writers never meet half a file.
 
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     store = Store(folder)
     ...     store.put("op", {"signature": "Linear", "torch": "2.13"}, {"seconds": [0.5]})

@@ -410,8 +410,7 @@ class Branching(nn.Module):
         self.first, self.centring, self.last = nn.Linear(4, 4), Centring(mode), nn.Linear(4, 4)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        x = self.first(x)
-        return self.last(x if mask.all() else self.centring(x))
+        return self.last(self.first(x if mask.all() else self.centring(x)))
 
 
 @pytest.mark.parametrize("mode", [False, True])

@@ -48,7 +48,7 @@ def lifted(
             return None
         if value.dtype is torch.bool:
             return torch.ones_like(value)
-        return value + torch.tensor(added[id(call)]).to(value)
+        return value + added[id(call)]
 
     return change
 

@@ -272,7 +272,7 @@ def _drawn(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     drawing, out = torch.Generator().manual_seed(0), dict(given)
     for name, tensor in given.items():
         if tensor.is_floating_point():
-            numbers = torch.randn(tensor.shape, generator=drawing)
+            numbers = torch.randn(tensor.shape, generator=drawing, device="cpu")
             out[name] = numbers.to(tensor).requires_grad_(tensor.requires_grad)
     return out
 
