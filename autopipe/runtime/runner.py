@@ -178,6 +178,7 @@ class Runner:
         finally:
             if generators is not None:
                 generators.restore()
+            step.outside.restore()
             self._end()
         engine.patience.is_warm = True
         self._leave(step.batch)

@@ -38,7 +38,7 @@ class Block:
         scope = rng.opened()
         again: contextlib.AbstractContextManager[Any] = scope or contextlib.nullcontext()
         if scope is None and self.is_outside:
-            again = rng.Outside()
+            again = rng.Outside().keep()
         out: tuple[Any, ...] = checkpoint(
             self.forward,
             stage,

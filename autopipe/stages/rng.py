@@ -41,8 +41,10 @@ class Scope(HiddenMode):
     generators are left where the last draw put them; a caller that must not disturb the user's saves and
     restores them around a step.
 
-    ``paths`` tells modules by id, ``device`` which generators to seed beside the CPU's. Where compiled code
-    runs the single draws must not be followed (``follow=False``): each op has one stream for all it draws.
+    ``paths`` tells modules by id, ``device`` which generators to seed beside the CPU's. ``outside`` keeps
+    Python's and numpy's as they were ahead of the first op that :func:`reseed_all` is called for. Where
+    compiled code runs the single draws must not be followed (``follow=False``): each op has one stream for
+    all it draws.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Scope(HiddenMode):
         microbatch: int,
         paths: Mapping[int, str] = types.MappingProxyType({}),
         device: torch.device | None = None,
+        outside: Outside | None = None,
         *,
         follow: bool = True,
     ) -> None:
@@ -58,6 +61,7 @@ class Scope(HiddenMode):
         self._follow = follow
         self._seed, self._paths = mix(seed, microbatch), paths
         self._generators = _generators(device)
+        self.outside = Outside() if outside is None else outside
         self._places: dict[int, tuple[str, Mapping[str, int]]] = {}
         self._outer: list[Scope | None] = []
         self._is_inside = False
@@ -130,6 +134,7 @@ def reseed_all(owner: str, start: int = 0, counts: Mapping[str, int] | None = No
     """The same for an op that draws from Python's and numpy's generators too."""
     scope: Scope | None = getattr(_open, "scope", None)
     if scope is not None:
+        scope.outside.keep()
         seed = scope.start(owner, start, counts or {})
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
@@ -140,18 +145,25 @@ SEEDING = frozenset({reseed, reseed_all})
 
 
 class Outside:
-    """Python's and numpy's generators as they are when this is made: put back, or entered for a while."""
+    """Python's and numpy's generators as they were once: put back, or entered for a while."""
 
     def __init__(self) -> None:
-        self._python, self._numpy = random.getstate(), np.random.get_state()
+        self._states: tuple[Any, Any] | None = None
+
+    def keep(self) -> Outside:
+        """This, with what they are now, unless it has kept that before."""
+        if self._states is None:
+            self._states = random.getstate(), np.random.get_state()
+        return self
 
     def restore(self) -> None:
-        """Put them back."""
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
+        """Put them back, if they were kept."""
+        if self._states is not None:
+            random.setstate(self._states[0])
+            np.random.set_state(self._states[1])
 
     def __enter__(self) -> None:
-        self._now = Outside()
+        self._now = Outside().keep()
         self.restore()
 
     def __exit__(self, *error: Any) -> None:

@@ -99,6 +99,24 @@ def test_numbers_of_other_generators_hang_on_neither_cut_nor_schedule_nor_what_r
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6)), None])
+def test_what_a_loss_draws_is_new_in_each_step(model):
+    torch.manual_seed(0)
+    model, x, drawn = model or MODELS["layers"](), torch.randn(6, 6), []
+
+    def loss_fn(output, target):
+        drawn.append((random.random(), np.random.rand()))
+        return nn.functional.mse_loss(output, target)
+
+    runtime = autopipe.split(model, 2, (x,), n_microbatches=2, costs="estimated").runtime(loss_fn)
+    runtime.step(x, target=x)
+    drawn.clear()
+    for _ in range(3):
+        runtime.step(x, target=x)
+    assert len(drawn) >= 6  # of microbatches, and where losses are compared
+    assert len({a for a, _ in drawn}) == len({b for _, b in drawn}) == len(drawn)
+
+
 def test_outside_a_step_blocks_run_again_with_the_numbers_they_had():
     torch.manual_seed(0)
     model, x = MODELS["layers"]().double(), torch.randn(6, 6, dtype=torch.float64)

@@ -17,7 +17,7 @@ from ... import accelerator
 from ...errors import InputError
 from ...graph import Op
 from ...plans import Plan
-from ...stages import Section, Stage, rng
+from ...stages import Section, Stage
 from ..options import Options
 from .initialise import Unfilled
 
@@ -181,10 +181,8 @@ class Generators:
         kept: list[accelerator.Drawing] = [torch.default_generator]
         kept += [own] if own is not None and own is not torch.default_generator else []
         self._states = [(generator, generator.get_state()) for generator in kept]
-        self._outside = rng.Outside()
 
     def restore(self) -> None:
         """Put them back."""
         for generator, state in self._states:
             generator.set_state(state)
-        self._outside.restore()

@@ -35,9 +35,9 @@ class StepInputs:
 
     ``seeds(weights, loss)`` are the gradients that losses like this one start backward with: what each
     microbatch weighs, times the gradient scale. ``syncs`` says that gradients are reduced over ranks at the
-    end. ``seed`` fixes the random numbers of the step; None leaves the generators alone. ``tracked`` are the
-    inputs whose gradients are wanted. ``outputs_on`` says which ranks are to have outputs: none (``""``), the
-    last, all.
+    end. ``seed`` fixes the random numbers of the step; None leaves the generators alone. ``outside`` keeps
+    Python's and numpy's where stages draw from them. ``tracked`` are the inputs whose gradients are wanted.
+    ``outputs_on`` says which ranks are to have outputs: none (``""``), the last, all.
     """
 
     batch: Batch
@@ -49,6 +49,7 @@ class StepInputs:
     outputs_on: str
     syncs: bool = True
     tracked: frozenset[str] = frozenset()
+    outside: rng.Outside = dataclasses.field(default_factory=rng.Outside)
 
 
 class Worker:
@@ -255,8 +256,9 @@ class Worker:
         if seed is None or not self._is_random:
             return NOTHING
         if m not in self._scopes:
+            stage = self.stage
             self._scopes[m] = rng.Scope(
-                seed, m, self.stage.paths, self.stage._device, follow=self.stage.is_plain
+                seed, m, stage.paths, stage._device, self._step.outside, follow=stage.is_plain
             )
         return self._scopes[m]
 
