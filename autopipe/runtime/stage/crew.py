@@ -85,8 +85,7 @@ def make_workers(
             offloads=offloads,
         )
         if isinstance(worker, TailWorker):
-            blocks = {name for kind in capture.kinds for name in kind.variation.tail.blocks}
-            worker.join_by([kind.ops for kind in capture.kinds], blocks)
+            worker.join_by(capture.kinds)
     for worker in workers.values():
         worker.receivers = workers
     return workers

@@ -6,15 +6,18 @@ Which ops those are is told by the capture; what runs before them, on microbatch
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ...errors import InputError
-from ...graph import OpGraph, batch_dim
+from ...graph import batch_dim
 from ...torch_private import backward
 from ...tracing.rows.tail import join, row_axes
 from ..wire.boundary import Edge
 from .worker import StepInputs, Worker
+
+if TYPE_CHECKING:
+    from ...tracing import Capture
 
 __all__ = ["TailWorker"]
 
@@ -26,22 +29,20 @@ class TailWorker(Worker):
     microbatches' own backwards then find their gradients. Its step has one microbatch.
     """
 
-    def join_by(self, graphs: Sequence[OpGraph], blocks: Collection[str]) -> None:
-        """Where rows lie in what comes, by the shapes in the op graph of each kind of calls.
-
-        ``blocks`` are the names of what has several places for each row, first one of all rows.
-        """
-        self._blocks = blocks
+    def join_by(self, kinds: Sequence[Capture]) -> None:
+        """Where rows lie in what comes, by the shapes and blocks that each kind of calls has."""
         names = [name for edge in self.edges_in for name in edge.names]
         self._axes_of = [
-            {n: row_axes(ops, n) for n in names if n in ops.by_name and batch_dim(ops.dims)} for ops in graphs
+            {n: row_axes(kind.ops, n) for n in names if n in kind.ops.by_name and batch_dim(kind.ops.dims)}
+            for kind in kinds
         ]
+        self._blocks_of = [frozenset(kind.variation.tail.blocks) for kind in kinds]
 
     def begin(self, step: StepInputs) -> None:
         """Take up a step on microbatches as one on their batch."""
         whole = dataclasses.replace(step, batch=step.batch.as_one(self.stage._device), weights=(1.0,))
         super().begin(whole)
-        self._axes = self._axes_of[step.batch.kind]
+        self._axes, self._blocks = self._axes_of[step.batch.kind], self._blocks_of[step.batch.kind]
         self._rows = step.batch.rows
         self._pieces: dict[tuple[Edge, int], Sequence[Any]] = {}
 
