@@ -63,3 +63,30 @@ def test_what_all_rows_share_is_told_once(draw, caplog):
 @pytest.mark.parametrize("draw", [of_rows, of_each])
 def test_what_rows_have_of_their_own_is_not(draw, caplog):
     assert not warnings_of(draw, caplog, 3)
+
+
+def told_of(model, caplog, training=True):
+    x = torch.randn(6, 5, 6)
+    pipe = autopipe.split(model.train(training), 2, (x,), n_microbatches=3, costs="estimated")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "autopipe"):
+        runtime = pipe.runtime(loss_fn=lambda y, _: y.mean())
+        for _ in range(2):
+            runtime.evaluate(x, target=x) if not training else runtime.step(x, target=x)
+    return [r.getMessage() for r in caplog.records if "share what" in r.getMessage()]
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 6), nn.BatchNorm1d(5), nn.Linear(6, 6)
+
+    def forward(self, x):
+        x = self.norm(self.first(x))
+        return self.last(x * one(x) if self.training else x)
+
+
+def test_it_is_told_beside_what_mixes_rows_and_not_where_nothing_is_drawn(caplog):
+    torch.manual_seed(0)
+    assert len(told_of(Normed(), caplog)) == 1
+    assert not told_of(Normed(), caplog, training=False)

@@ -47,7 +47,7 @@ class MixedRows:
         self._warned = False
         self._mixing, self._tail = self._variation.mixing, self._variation.tail
         self._by_mode, self._n_checked = "", 0
-        self._drawn: str | None = None
+        self._drawn: dict[bool, str] = {}
         self._amiss: dict[tuple[int, int, bool], str] = {}
 
     def check_tables(self) -> None:
@@ -113,22 +113,24 @@ class MixedRows:
         if found.said_untold and not self._warned:
             self._warned = True
             _logger.warning("%s: %s", name, found.said_untold)
-        if (drawn := self._drawn_for_all()) and not self._warned:
-            self._warned = True
+        self._tell_drawn(name)
+
+    def _tell_drawn(self, name: str) -> None:
+        """Say once which draws of the model's present mode have no numbers for each row."""
+        training, ops = self._model.training, self._capture.ops
+        if training in self._drawn:
+            return
+        asked = (op for op in ops.compute if op.mode in ("both", "train" if training else "eval"))
+        places = [op.source or op.name for op in asked if _is_drawn_for_all(ops, op)]
+        drawn = ", ".join(dict.fromkeys(places[:3]))
+        if drawn and drawn not in self._drawn.values():
             _logger.warning(
                 "the rows of a batch of %s share what %s draws: each microbatch draws its own, as with "
                 "gradient accumulation; n_microbatches=1 draws it once",
                 name,
                 drawn,
             )
-
-    def _drawn_for_all(self) -> str:
-        """The draws, in words, of which rows have no numbers of their own; empty where there is none."""
-        if self._drawn is None:
-            ops = self._capture.ops
-            places = [op.source or op.name for op in ops.compute if _is_drawn_for_all(ops, op)]
-            self._drawn = ", ".join(dict.fromkeys(places[:3]))
-        return self._drawn
+        self._drawn[training] = drawn
 
     def _check_taken(self, batch: Batch) -> None:
         """Raise :class:`InputError` where microbatches do not make what the form of the whole batch takes."""
@@ -292,6 +294,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def _is_drawn_for_all(ops: OpGraph, op: Op) -> bool:
     """Whether a function of torch draws numbers of which none is of a row."""
     is_torchs = op.kind in ("function", "method") and op.target.startswith("torch.")
-    if not (op.is_random and is_torchs and op.outputs and op.mode != "eval") or op.name in ops.tail:
+    if not (op.is_random and is_torchs and op.outputs) or op.name in ops.tail:
         return False
     return batch_dim(ops.dims) is not None and all(axis is None for axis in row_axes(ops, op.name))
