@@ -7,9 +7,10 @@ is the entry: it asks everything of a capture, and the rest answers.
   compares what comes out, ``row_questions`` asks again under other conditions; ``joining`` tells how whole
   numbers of pieces make those of a batch.
 - Conditions that may hide it: other data (``varied_data``, ``data_dependent``, ``inner_numbers``,
-  ``tables``, ``class_weights``), another order (``order``), pieces of a batch (``pieces``), rows all unlike
-  (``unlike_rows``), one row (``one_row``), many rows (``thresholds``, ``code_run``, ``many_rows``,
-  ``among_many``; ``alike_layers`` ask one for all), random draws (``noise``, ``noise_of_others``).
+  ``lifted``, ``tables``, ``class_weights``), another order (``order``), pieces of a batch (``pieces``),
+  rows all unlike (``unlike_rows``), one row (``one_row``), many rows (``thresholds``, ``code_run``,
+  ``many_rows``, ``among_many``; ``alike_layers`` ask one for all), random draws (``noise``,
+  ``noise_of_others``).
 - In the backward alone: ``backwards`` (functions and hooks that are not torch's), ``held_back`` (detached).
 - Between modes and forms: ``by_mode``, ``other_answers``.
 - From call to call: ``per_call_state`` (counters, running averages).

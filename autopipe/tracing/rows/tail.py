@@ -559,7 +559,7 @@ class _View:
 def _rows_of(tensor: Tensor, axis: int, n: int, lies: bool) -> tuple[Tensor, ...]:
     """The pieces of a tensor that belong to each of ``n`` rows, ``lies`` being whether it is in blocks.
 
-    None where there are no such pieces.
+    Empty where there are no such pieces.
     """
     if not tensor.shape[axis] or tensor.shape[axis] % n:
         return ()
