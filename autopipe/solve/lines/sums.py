@@ -15,7 +15,7 @@ import numpy as np
 
 from ..definition.answer import OutOfTime
 from ..definition.blocks import UNDER
-from ..definition.problem import HUGE, Array, Problem, Stage
+from ..definition.problem import HUGE, Array, Problem, Stage, most_work
 from ..proof.step import Line
 from .exact import Chains
 from .pairs import Floats, Loads
@@ -138,7 +138,7 @@ class _Sums(Chains):
         of_kind = dict(zip(map(_kind, stages), stages, strict=True))
         found: dict[object, list[_Pairs]] = {kind: [] for kind in of_kind}
         windows = self._begins()
-        for rows, columns in self._near(self.layer, self.layer, self.bound, _CELLS):
+        for rows, columns in self._near(self.layer, self.layer, self._most(0), _CELLS):
             held = self.loads.held((0, 0), self.layer.picked(rows), self.layer.picked(columns))
             for kind, stage in of_kind.items():
                 first, last = windows[kind]
@@ -156,12 +156,14 @@ class _Sums(Chains):
 
     def _begins(self) -> dict[object, tuple[int, int]]:
         """The least and the most work before stages of each kind, by what others may hold."""
-        before = [0, *itertools.accumulate(self.limits)]
+        stages = self.problem.stages
+        most = (most_work(limit, stage.speed) for limit, stage in zip(self.limits, stages, strict=True))
+        before = [0, *itertools.accumulate(most)]
         out: dict[object, tuple[int, int]] = {}
-        for s, stage in enumerate(self.problem.stages):
-            least, most = out.get(_kind(stage), (HUGE, 0))
+        for s, stage in enumerate(stages):
+            first, last = out.get(_kind(stage), (HUGE, 0))
             here = self.room.total_ns - (before[-1] - before[s])
-            out[_kind(stage)] = min(least, here), max(most, before[s])
+            out[_kind(stage)] = min(first, here), max(last, before[s])
         return out
 
     def _opened(self, stages: Sequence[_Pairs], most: float, is_whole: bool) -> _Open | None:
@@ -203,7 +205,9 @@ class _Sums(Chains):
             before, after = there.before[s][pairs.begin], there.after[s + 1][pairs.end]
             longest = there.longest[0][s][pairs.begin], there.longest[1][s][pairs.begin]
             own = pairs.forward, pairs.works - pairs.forward
-            yield self.line.sum_of(s, before, *own, after, longest)
+            # past a stage that counts as without work one message goes on, where two are counted
+            past = before + after - self.line.hop_s * 1e9
+            yield np.where(pairs.works > 0, self.line.sum_of(s, before, *own, after, longest), past)
 
     def _whole(self, there: _Open) -> list[_Pairs]:
         """The pairs that are left, with whole blocks computed again."""
@@ -218,7 +222,7 @@ class _Sums(Chains):
         again = self.loads.on(stage, held).again
         works = pairs.works.copy()
         for at, place in enumerate(zip(x.tolist(), y.tolist(), strict=True)):
-            if again is not None and again.unknown[place]:
+            if again is not None and pairs.works[at] and again.unknown[place]:
                 self._tick()
                 key = _kind(stage), int(pairs.begin[at]), int(pairs.end[at])
                 if key not in self.known:

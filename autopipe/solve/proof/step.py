@@ -64,7 +64,8 @@ class Line:
 
     A microbatch takes ``hop_s`` at least from a rank's forward to the next one's and back, which counts like
     work of P and of V. A rank without an op of the path holds at most ``aside_s``, and counts as one without
-    work: what is said of it then is said of the others too.
+    work: what is said of it then is said of the others too, but for the message past it, which P and V count
+    once each.
     """
 
     n_ranks: int

@@ -271,3 +271,40 @@ def test_where_ranks_may_be_in_any_order_no_order_is_under_the_bound(number):
             steps_s.append(plan.step_s)
     plan = solve(graph(), CostTable(table), ranks, device_order="auto", memory_limit=room, **asked)
     assert plan.bounds.step_lower_s <= min(steps_s)
+
+
+def side_branch(before_s: float, aside_s: float, after_s: float) -> tuple[OpGraph, CostTable]:
+    """``after`` takes what ``before`` makes, and so does ``aside``, which nothing takes."""
+    names = "before", "aside", "after"
+    ops = [Op(name, "module", name, name, outputs=HIDDEN) for name in names]
+    ends = Op("x", "input", "x", outputs=HIDDEN), Op("output", "output", "output")
+    edges = (
+        ("x", "before"),
+        ("before", "aside"),
+        ("before", "after"),
+        ("aside", "output"),
+        ("after", "output"),
+    )
+    each = zip(names, (before_s, aside_s, after_s), strict=True)
+    table = CostTable({name: OpCost(seconds, 2 * seconds) for name, seconds in each})
+    return OpGraph("Branch", (ends[0], *ops, ends[1]), edges), table
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("n_microbatches", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_message_past_a_stage_beside_the_way_of_data_is_one(schedule, n_microbatches, place):
+    """A message takes longer than an op; the stage between or behind neither takes it nor passes it on."""
+    ops, table = side_branch(1e-3, 1e-4, 1e-3)
+    slow = Cluster.uniform(3, link=Link(0.0, 1e5))
+    source = Source.of(ops, table, slow, Settings(pin={"aside": place}))
+    check(case_of(source, 3, n_microbatches, schedule))
+
+
+@pytest.mark.parametrize("speed", [0.5, 3.0])
+@pytest.mark.parametrize("number", [0, 3, 7, 176])
+def test_nor_of_alike_ranks_of_any_speed(speed, number):
+    draw = random.Random(number)
+    ops, table = drawn(draw, 5)
+    ranks = Cluster((Device(speed=speed),) * 3, local=Link(1e-5, 1e8))
+    check(case_of(Source.of(ops, table, ranks, Settings()), 3, draw.choice((2, 5, 9))))
