@@ -70,49 +70,46 @@ def fastest(
     rated: list[tuple[Plan, tuple[int, ...]]] = []
     rows: list[Candidate] = []
     n_climbed = _CLIMBED if case.balance == "cost" and not is_draft else 0
+
+    def rate(label: str, stage_of: tuple[int, ...]) -> None:
+        loads = problem.loads(stage_of)
+        plan = plan_of(case, problem, answer, stage_of, loads)
+        rows.append(_row(f"{case.label}: {label}", plan, problem, loads))
+        if rows[-1].feasible:
+            rated.append((plan, stage_of))
+
     try:
         for label, stage_of in _in_time(_splits(case, problem, answer, deadline, is_draft)):
             if rated and _is_late(started, len(rows), deadline):
                 break
-            loads = problem.loads(stage_of)
-            plan = plan_of(case, problem, answer, stage_of, loads)
-            row = _row(f"{case.label}: {label}", plan, problem, loads)
-            rows.append(row)
-            if row.feasible:
-                rated.append((plan, stage_of))
+            rate(label, stage_of)
     except KeyboardInterrupt:
         # Ctrl-C costs the splits and moves that were still to come
         if not rated:
             raise
-        n_climbed = 0
+        n_climbed, deadline = 0, min(deadline, clock_s())
     if not rated:
         return None
     rated.sort(key=lambda r: _rank(r[0]))
-    listed = {stage_of for _, stage_of in rated}
-    known_s = rated[0][0].step_s
+    best, listed = rated[0][0], {stage_of for _, stage_of in rated}
     pace_s = (clock_s() - started) / len(rows)
     sums_ns = least_s = 0.0
-    if not is_draft:
-        sums_ns, near = least_sums_ns(case, problem, known_s, deadline)
-        for stage_of in near if n_climbed else ():
-            if clock_s() + pace_s > deadline:
-                break
-            if stage_of in listed or not problem.is_valid(stage_of):
-                continue
-            loads = problem.loads(stage_of)
-            plan = plan_of(case, problem, answer, stage_of, loads)
-            rows.append(_row(f"{case.label}: least sums", plan, problem, loads))
-            listed.add(stage_of)
-            if rows[-1].feasible:
-                rated.append((plan, stage_of))
-        rated.sort(key=lambda r: _rank(r[0]))
-    best = rated[0][0]
-    if sums_ns:
-        least_s = case.least_step_in_room_s(problem, 0, deadline, sums_ns)
-        if best.step_s <= least_s * (1 + _CLOSE):
-            n_climbed = min(n_climbed, 1)
-    # Ctrl-C here costs the moves, not the plan
+    # Ctrl-C here costs the moves and the bound, not the plan
     with contextlib.suppress(KeyboardInterrupt):
+        if not is_draft:
+            sums_ns, near = least_sums_ns(case, problem, best.step_s, deadline)
+            for stage_of in near if n_climbed else ():
+                if clock_s() + pace_s > deadline:
+                    break
+                if stage_of not in listed:
+                    listed.add(stage_of)
+                    rate("least sums", stage_of)
+            rated.sort(key=lambda r: _rank(r[0]))
+            best = rated[0][0]
+        if sums_ns:
+            least_s = case.least_step_in_room_s(problem, 0, deadline, sums_ns)
+            if best.step_s <= least_s * (1 + _CLOSE):
+                n_climbed = min(n_climbed, 1)
         before_s = 0.0
         for plan, stage_of in rated[:n_climbed]:
             if plan.step_s > best.step_s * (1 + _BEHIND):
@@ -125,13 +122,12 @@ def fastest(
                 listed.add(moved)
                 rows.append(_row(f"{case.label}: moved", better, problem, problem.loads(moved)))
                 best = min(best, better, key=_rank)
-    if not is_draft:
-        if not sums_ns:
+        if not is_draft and not sums_ns:
             fullest_ns = fullest_work_ns(problem, answer.lower_ns, deadline)
             least_s = case.least_step_in_room_s(problem, fullest_ns, deadline)
-        bounds = dataclasses.replace(best.bounds, step_lower_s=min(least_s, best.step_s))
-        best = dataclasses.replace(best, bounds=bounds)
-    return dataclasses.replace(best, candidates=tuple(rows))
+    least_s = min(max(least_s, best.bounds.step_lower_s), best.step_s)
+    bounds = dataclasses.replace(best.bounds, step_lower_s=least_s)
+    return dataclasses.replace(best, bounds=bounds, candidates=tuple(rows))
 
 
 def _rank(plan: Plan) -> tuple[float, float]:

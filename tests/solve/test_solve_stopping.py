@@ -252,3 +252,12 @@ def test_a_busy_machine_plans_as_a_calm_one_unless_the_user_gave_a_time(monkeypa
     with contextlib.suppress(UndecidedError):
         made(n_stages=None, time_limit_s=1.0)
     assert len(given) - usual < usual
+
+
+@pytest.mark.parametrize("part", ["least_sums_ns", "fullest_work_ns"])
+def test_ctrl_c_while_steps_are_bounded_keeps_the_plan(part, monkeypatch):
+    """Devices of unlike speeds have no sums, so that the other bound is looked for."""
+    monkeypatch.setattr(f"autopipe.solve.step.{part}", pressed)
+    speeds = (1.0, 1.0, 1.0) if part == "least_sums_ns" else (1.0, 0.5, 1.0)
+    plan = made(cluster=Cluster(tuple(Device(speed=speed) for speed in speeds)), time_limit_s=60.0)
+    assert 0 < plan.bounds.step_lower_s <= plan.step_s
