@@ -434,4 +434,6 @@ def _cluster(draw: random.Random, n_ranks: int) -> Cluster:
         a, b = draw.sample(range(n_ranks), 2)
         links[a, b] = Link(draw.choice((0.0, 1e-3)), draw.choice((1e7, 1e10)))
     nics = tuple(draw.randint(0, 1) for _ in hosts) if draw.random() < 0.5 else ()
+    if draw.random() < 0.1:
+        devices = tuple(dataclasses.replace(d, speed=3 * d.speed) for d in devices)
     return Cluster(devices, hosts, Link(1e-5, 1e9), Link(1e-4, 1e8), links, nics)
