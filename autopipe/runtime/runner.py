@@ -167,7 +167,7 @@ class Runner:
             adds = request.grad and self._adds()
             step, inputs = self._take(request)
             line = engine.line(step.batch.n_microbatches, request.grad)
-            generators = None if step.seed is None else Generators(engine.device)
+            generators = None if step.seed is None else Generators(engine.device, step.seed)
         except BaseException as error:
             self._refuse(error)
         try:

@@ -152,3 +152,37 @@ def test_compiled_blocks_draw_from_one_stream_each():
     block._compiled_call_impl = block._call_impl  # what Module.compile() sets, with nothing compiled
     losses, _ = trained(model, x, 1)
     assert trained(model, x, 3)[0] == pytest.approx(losses, rel=1e-12)
+
+
+class DrawsInEvaluation(nn.Module):
+    """In training it draws nothing, as a rank whose stages have no dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(x if self.training else F.dropout(x, 0.5, training=True))
+
+
+@pytest.mark.parametrize("of", ["loss_fn", "a hook"])
+def test_what_others_draw_where_stages_draw_nothing_is_another_number_at_each_step(of):
+    drawn = []
+
+    def note(value):
+        drawn.append(torch.rand(()).item())
+        return value
+
+    torch.manual_seed(0)
+    model, x = DrawsInEvaluation(), torch.randn(6, 4)
+    if of == "a hook":
+        model.last.bias.register_hook(note)
+    pipe = autopipe.split(model, 2, (x,), n_microbatches=1, costs="estimated")
+    runtime = pipe.runtime(lambda y, t: note(F.mse_loss(y, t)) if of == "loss_fn" else F.mse_loss(y, t))
+    drawn.clear()  # a capture calls the hook
+    before = torch.get_rng_state()
+    for _ in range(3):
+        runtime.step(x, target=x)
+    assert len(drawn) == len({*drawn}) == 3
+    torch.testing.assert_close(torch.get_rng_state(), before)

@@ -174,13 +174,18 @@ def written_buffers(stage: Stage, ops: Sequence[Op]) -> list[tuple[nn.Module, st
 
 
 class Generators:
-    """The user's random generators, to be left as they were found."""
+    """The user's random generators, to be left as they were found; until then they are seeded.
 
-    def __init__(self, device: torch.device) -> None:
+    So what draws beside the model's ops, as a ``loss_fn`` or a hook, has other numbers at each step.
+    """
+
+    def __init__(self, device: torch.device, seed: int) -> None:
         own = accelerator.default_generator(device)
         kept: list[accelerator.Drawing] = [torch.default_generator]
         kept += [own] if own is not None and own is not torch.default_generator else []
         self._states = [(generator, generator.get_state()) for generator in kept]
+        for generator in kept:
+            generator.manual_seed(seed)
 
     def restore(self) -> None:
         """Put them back."""
