@@ -84,9 +84,9 @@ def least_sums_ns(
     """What the largest of the sums that bound a case's steps comes to at least, and chains near that.
 
     No more than such a sum is in the step that is known; 0 where it is not known, or too much to look through
-    in a part of the time.
+    in a part of the time. Nor where hosts may be slower than devices: whichever is, its forwards count.
     """
-    if case.line is None:
+    if case.line is None or problem.has_hosts:
         return 0.0, []
     whole = contracted(working(problem))
     trimmed = trim(whole.problem, _TRIFLES)

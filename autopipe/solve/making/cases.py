@@ -122,7 +122,7 @@ class Case:
     @property
     def _pace(self) -> float:
         """A rank that has its host to itself is faster than its costs say, by this factor at most."""
-        return self.source.costs.alone if self.source.cluster.cores else 1.0
+        return min(1.0, self.source.costs.alone) if self.source.cluster.cores else 1.0
 
     def least_step_in_room_s(
         self, problem: Problem, fullest_ns: int, deadline: float, sums_ns: float = 0.0

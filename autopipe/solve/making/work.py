@@ -29,16 +29,20 @@ def work_of(
     """The work of ops that are not clones; ``copied`` values, which may be made again, are off all paths."""
     forward = dict.fromkeys((op.name for op in graph.ops), 0.0)
     both, came_from = dict(forward), dict[str, str]()
-    dearest = total = forwards = 0.0
+    dearest = total = forwards = backwards = 0.0
     takes = inputs_of(graph)
+    waits = any(costs[op.name].host_s for op in graph.compute)
     for op in graph.compute:
         cost = costs[op.name]
         own = cost.forward_s + cost.backward_s * training
         if op.name in clones:
             own_path = 0.0
         else:
-            total, forwards = total + own, forwards + cost.forward_s
-            dearest, own_path = max(dearest, own), cost.forward_s
+            total, dearest = total + own, max(dearest, own)
+            # a stage goes at its host's pace where both ways together take longer at that
+            own_path = min(cost.forward_s, cost.host_forward_s) if waits else cost.forward_s
+            back_s = min(cost.backward_s, cost.host_backward_s) if waits else cost.backward_s
+            forwards, backwards = forwards + own_path, backwards + back_s * training
         if op.name in copied:
             continue
         forward[op.name] = own_path + max((forward[u] for u in takes[op.name]), default=0.0)
@@ -52,16 +56,16 @@ def work_of(
         path.append(came_from[path[-1]])
     runs, own_s, anywhere_s = 1 + may_recompute, dict[str, float](), 0.0
     for op in graph.compute:
-        once_s = runs * costs[op.name].forward_s
-        anywhere_s += once_s * (op.name in clones or op.name in copied)
+        cost = costs[op.name]
+        once_s = max(cost.forward_s, cost.host_forward_s)
+        anywhere_s += runs * once_s * (op.name in clones or op.name in copied)
         if op.name not in clones:
-            own_s[op.name] = once_s + costs[op.name].backward_s * training
+            ways_s = (cost.forward_s, cost.backward_s), (cost.host_forward_s, cost.host_backward_s)
+            own_s[op.name] = (runs - 1) * once_s + max(fore + back * training for fore, back in ways_s)
     aside_s = anywhere_s + _aside_s(graph, takes, path[::-1], own_s)
     longest_s, longest_both_s = (max(ways.values(), default=0.0) for ways in (forward, both))
     hop_bytes = min((sizes[name] for name in path[1:]), default=0)
-    return Work(
-        total, max(forwards, total - forwards), dearest, longest_s, longest_both_s, aside_s, hop_bytes
-    )
+    return Work(total, max(forwards, backwards), dearest, longest_s, longest_both_s, aside_s, hop_bytes)
 
 
 def _aside_s(

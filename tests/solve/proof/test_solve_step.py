@@ -1,6 +1,7 @@
 """Bounds on whole steps: under every assignment's simulated step, and near the best one's."""
 
 import contextlib
+import dataclasses
 import itertools
 import random
 
@@ -274,9 +275,11 @@ def test_where_ranks_may_be_in_any_order_no_order_is_under_the_bound(number):
 
 
 def side_branch(before_s: float, aside_s: float, after_s: float) -> tuple[OpGraph, CostTable]:
-    """``after`` takes what ``before`` makes, and so does ``aside``, which nothing takes."""
+    """``after`` takes what ``before`` makes, and so does ``aside``, which no gradient reaches."""
     names = "before", "aside", "after"
-    ops = [Op(name, "module", name, name, outputs=HIDDEN) for name in names]
+    frozen = (TensorSpec((8, 64), "float32"),)
+    made = {"before": HIDDEN, "aside": frozen, "after": HIDDEN}
+    ops = [Op(name, "module", name, name, outputs=made[name]) for name in names]
     ends = Op("x", "input", "x", outputs=HIDDEN), Op("output", "output", "output")
     edges = (
         ("x", "before"),
@@ -286,7 +289,7 @@ def side_branch(before_s: float, aside_s: float, after_s: float) -> tuple[OpGrap
         ("after", "output"),
     )
     each = zip(names, (before_s, aside_s, after_s), strict=True)
-    table = CostTable({name: OpCost(seconds, 2 * seconds) for name, seconds in each})
+    table = CostTable({name: OpCost(s, 2 * s * (name != "aside")) for name, s in each})
     return OpGraph("Branch", (ends[0], *ops, ends[1]), edges), table
 
 
@@ -294,7 +297,7 @@ def side_branch(before_s: float, aside_s: float, after_s: float) -> tuple[OpGrap
 @pytest.mark.parametrize("n_microbatches", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("place", [1, 2])
 def test_a_message_past_a_stage_beside_the_way_of_data_is_one(schedule, n_microbatches, place):
-    """A message takes longer than an op; the stage between or behind neither takes it nor passes it on."""
+    """A message takes longer than an op; the stage between or behind passes no gradient back."""
     ops, table = side_branch(1e-3, 1e-4, 1e-3)
     slow = Cluster.uniform(3, link=Link(0.0, 1e5))
     source = Source.of(ops, table, slow, Settings(pin={"aside": place}))
@@ -308,3 +311,28 @@ def test_nor_of_alike_ranks_of_any_speed(speed, number):
     ops, table = drawn(draw, 5)
     ranks = Cluster((Device(speed=speed),) * 3, local=Link(1e-5, 1e8))
     check(case_of(Source.of(ops, table, ranks, Settings()), 3, draw.choice((2, 5, 9))))
+
+
+@pytest.mark.parametrize("host", [(5.0, 5.0), (1.5, 0.76), (0.5, 1.3)])
+@pytest.mark.parametrize("n_microbatches", [1, 2, 3, 8])
+def test_nor_where_hosts_may_be_slower_than_devices(host, n_microbatches):
+    """In all, or in one way alone: a stage then takes another part of its time in forward."""
+    for aside_s in (1e-4, 2e-3):
+        ops, table = side_branch(1e-3, aside_s, 1e-3)
+        launched = {
+            name: dataclasses.replace(
+                cost, host_forward_s=host[0] * cost.forward_s, host_backward_s=host[1] * cost.backward_s
+            )
+            for name, cost in table.costs.items()
+        }
+        ranks = Cluster.uniform(3, link=Link(0.0, 1e5))
+        check(case_of(Source.of(ops, CostTable(launched), ranks, Settings()), 3, n_microbatches))
+
+
+@pytest.mark.parametrize("alone", [0.7, 1.5])
+@pytest.mark.parametrize("n_microbatches", [1, 3, 8])
+def test_nor_where_ranks_share_cores_and_are_slower_or_faster_alone(alone, n_microbatches):
+    ops, table = drawn(random.Random(3), 5)
+    shared = Cluster((Device(),) * 3, hosts=(0, 0, 0), local=Link(0.0, 1e8), cores=(3,))
+    costs_ = dataclasses.replace(table, alone=alone)
+    check(case_of(Source.of(ops, costs_, shared, Settings()), 3, n_microbatches))
