@@ -162,7 +162,8 @@ class Runtime(Upkeep):
         ``loss_fn`` takes it by position). Gradients add up over steps until they are zeroed, as in plain
         PyTorch. ``return_outputs``: ``"all"`` (or True) gives every rank the outputs, ``"last"`` the last.
         The user's random generators are left as they were found: random ops draw from streams fixed by the
-        seed, the number of steps made, the microbatch and the op.
+        seed, the number of steps made, the microbatch and the op. Where the model has such ops, what else
+        draws from torch within a step, as ``loss_fn`` or a hook, goes by the seed and the number of steps.
 
         An input that requires a gradient gets it on every rank, as in plain PyTorch: in its ``grad``, or on
         through whatever made it. So pipelines chain: forward one, step the other on its output, and step the
