@@ -304,13 +304,19 @@ def test_a_message_past_a_stage_beside_the_way_of_data_is_one(schedule, n_microb
     check(case_of(source, 3, n_microbatches, schedule))
 
 
-@pytest.mark.parametrize("speed", [0.5, 3.0])
-@pytest.mark.parametrize("number", [0, 3, 7, 176])
-def test_nor_of_alike_ranks_of_any_speed(speed, number):
-    draw = random.Random(number)
-    ops, table = drawn(draw, 5)
-    ranks = Cluster((Device(speed=speed),) * 3, local=Link(1e-5, 1e8))
-    check(case_of(Source.of(ops, table, ranks, Settings()), 3, draw.choice((2, 5, 9))))
+@pytest.mark.parametrize("speed", [0.5, 1.0, 3.0])
+def test_many_layers_on_alike_ranks_of_any_speed(speed):
+    """More cuts than are priced in one go: those near one another are told by work at speed 1."""
+    names = ["x", *(f"op{v}" for v in range(240)), "output"]
+    ops = [Op(name, "module", name, name, outputs=HIDDEN) for name in names[1:-1]]
+    ends = Op("x", "input", "x", outputs=HIDDEN), Op("output", "output", "output")
+    graph_ = OpGraph("Many", (ends[0], *ops, ends[1]), tuple(itertools.pairwise(names)))
+    table = CostTable({name: OpCost(1e-3, 2e-3) for name in names[1:-1]})
+    ranks = Cluster((Device(speed=speed),) * 3, local=Link(0.0, 1e15))
+    plan = solve(graph_, table, ranks, n_stages=3, n_microbatches=8)
+    case = case_of(Source.of(graph_, table, ranks, Settings()), 3, 8)
+    sums_ns, _ = least_sums_ns(case, case.problem(), 1.3 * plan.step_s, clock_s() + 60.0)
+    assert 0.99 * plan.step_s <= sums_ns / 1e9 <= plan.step_s
 
 
 @pytest.mark.parametrize("host", [(5.0, 5.0), (1.5, 0.76), (0.5, 1.3)])
