@@ -116,14 +116,8 @@ class Experts(nn.Module):
         return F.cross_entropy(logits, labels) + 0.1 * balance, logits
 
 
-class Routed(nn.Module):
+class Routed(Experts):
     """Experts that are given the rows which chose them, each layer with a balance of the load of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.routers = nn.ModuleList(nn.Linear(WIDTH, 3) for _ in range(2))
-        self.experts = nn.ModuleList(nn.ModuleList(layers(0) for _ in range(3)) for _ in range(2))
-        self.head = nn.Linear(WIDTH, 4)
 
     def forward(self, x, labels):
         balance = 0.0
