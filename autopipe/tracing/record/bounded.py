@@ -72,8 +72,8 @@ class Bounded:
         return bool(self._touched(name, actual)) and actual[0][0] is not self._behind
 
     def _touched(self, name: str, actual: Any) -> set[int]:
-        given = [*tensors(actual[1].get("out"))]
-        given += [*tensors(actual)][:1] if writes_in_place(name, actual) else []
+        given = tensors(actual[1].get("out"))
+        given += tensors(actual)[:1] if writes_in_place(name, actual) else []
         if not given:
             return set()
         with self._ledger.at.hushed:

@@ -164,7 +164,7 @@ class _Look:
                 same = times
 
     def _compare_rows(self, call: Call, value: Any, times: int) -> None:
-        for i in range(len([*tensors(value)])):
+        for i in range(len(tensors(value))):
             for axis in axes(call, i, self._dim, self._shapes):
                 self._compare(call, value, i, axis, times)
 
@@ -248,11 +248,11 @@ class _Look:
 
     def _compare(self, call: Call, value: Any, i: int, axis: int, times: int) -> None:
         """Note the first row that is another, where the few are the same in any place."""
-        half, few = self._n // 2, [*tensors(value)][i]
+        half, few = self._n // 2, tensors(value)[i]
         first = torch.tensor([0] * half + [half] * half, device=few.device)
 
         def others(times: int) -> list[int]:
-            many = [*tensors(self._of_many(call, times))][i]
+            many = tensors(self._of_many(call, times))[i]
             there = few.index_select(axis, first).repeat_interleave(times, axis)
             return _others(many, there, axis) if many.shape == there.shape else []
 

@@ -54,7 +54,7 @@ class Numbers(HiddenMode):
         """What takes the place of a function's result."""
         if not (self._made or is_number(result)):
             return result
-        given = [*tensors((args, kwargs or {}))]
+        given = tensors((args, kwargs or {}))
         is_made = [id(t) in self._made for t in given]
         is_of_them = any(is_made) and isinstance(result, Tensor) and (is_number(result) or all(is_made))
         if any(is_made) and not self.may_bend:

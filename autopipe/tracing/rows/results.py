@@ -175,7 +175,7 @@ class Results:
             self._run(rows, functools.partial(_keep_numbers, kept))
         shares = self._shares or (0.5, 0.5)
         for call in self.form.calls:
-            for i in range(len([*tensors(call.value)])) if call.op not in ("placeholder", "output") else ():
+            for i in range(len(tensors(call.value))) if call.op not in ("placeholder", "output") else ():
                 each = [kept[id(call), i] for kept in seen.values() if (id(call), i) in kept]
                 if len(each) < len(seen) or not all(bool(n.isfinite()) for n in each):
                     continue

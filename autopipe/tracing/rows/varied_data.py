@@ -214,9 +214,7 @@ def gathers(
         if id(call) not in made or call.op in ("placeholder", "output"):
             continue
         if parts.are_without(call) and (id(call) in used or id(call) not in means):
-            return bool(
-                shapes.get(id(call)) or isinstance(call.value, (int, float)) or [*tensors(call.value)]
-            )
+            return bool(shapes.get(id(call)) or isinstance(call.value, (int, float)) or tensors(call.value))
     return False
 
 
@@ -253,7 +251,7 @@ class _Parts:
     def are_without(self, call: Call) -> bool:
         """Whether a call that holds rows gives such a tensor without rows, or no tensor."""
         known = self._shapes.get(id(call), ())
-        found = [*tensors(self._values[id(call)])] if id(call) in self._held else []
+        found = tensors(self._values[id(call)]) if id(call) in self._held else []
         if len(found) != len(known):
             return not known or any(axis_of(shape, self._dim.name) is None for shape in known)
         pairs = zip(known, found, strict=True)
@@ -283,7 +281,7 @@ class _Parts:
             if id(call) in made:
                 self._values[id(call)] = mapped(self._unread, call.value)
             else:
-                is_tensor = next(iter(tensors(call.value)), None) is not None
+                is_tensor = bool(tensors(call.value))
                 self._values[id(call)] = self._run(call, made) if is_tensor else call.value
         return self._values[id(call)]
 
