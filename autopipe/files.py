@@ -15,7 +15,7 @@ import stat
 
 from .errors import StoreError
 
-__all__ = ["open_regular", "read_bytes", "read_text", "write_text"]
+__all__ = ["open_regular", "read_bytes", "read_text", "unreadable", "write_text"]
 
 _PIECE_BYTES = 1 << 20
 # those that the system has: without waiting, where it is a pipe, for somebody at its other end
@@ -34,11 +34,11 @@ def open_regular(path: Path, what: str = "", *, follows_links: bool = True) -> t
     try:
         fd = os.open(path, _FLAGS if follows_links else _FLAGS | os.O_NOFOLLOW)
     except (OSError, ValueError) as error:
-        raise _refused(path, what, error) from error
+        raise unreadable(path, error, what) from error
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         os.close(fd)
-        raise _refused(path, what, "it is no regular file; give the file itself, not a pipe or a folder")
+        raise _refused(path, what, "it is no regular file", "give the file itself, not a pipe or a folder")
     return fd, found.st_size
 
 
@@ -55,9 +55,11 @@ def read_bytes(path: Path, most: int, what: str = "", *, follows_links: bool = T
                 pieces.append(piece)
                 n_bytes = max(n_bytes, _PIECE_BYTES * (len(pieces) - 1) + len(piece))
     except OSError as error:
-        raise _refused(path, what, error) from error
+        raise unreadable(path, error, what) from error
     if n_bytes > most:
-        raise _refused(path, what, f"it has {n_bytes} bytes or more, and such a file at most {most}")
+        raise _refused(
+            path, what, f"it has {n_bytes} bytes or more, and such a file at most {most}", "give another"
+        )
     return b"".join(pieces)
 
 
@@ -69,12 +71,25 @@ def read_text(path: Path, most: int, what: str = "") -> str:
     try:
         return read_bytes(path, most, what).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _refused(path, what, error) from error
+        raise unreadable(path, error, what) from error
 
 
-def _refused(path: Path, what: str, why: str | Exception) -> StoreError:
+def unreadable(path: Path, error: Exception, what: str = "") -> StoreError:
+    """What to raise where reading a file, which ``what`` names, ended in ``error``."""
+    remedy = next((told for kinds, told in _REMEDIES if isinstance(error, kinds)), "give another")
+    return _refused(path, what, getattr(error, "strerror", None) or str(error), remedy)
+
+
+_REMEDIES: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
+    ((FileNotFoundError, NotADirectoryError), "give the path of one that is there"),
+    ((PermissionError,), "give one that this user may read"),
+    ((UnicodeDecodeError,), "give one of text in UTF-8"),
+)
+
+
+def _refused(path: Path, what: str, why: str, remedy: str) -> StoreError:
     source = f"{what} from {path}" if what else f"{path}"
-    return StoreError(f"cannot read {source}: {getattr(why, 'strerror', None) or why}")
+    return StoreError(f"cannot read {source}: {why}; {remedy}")
 
 
 def write_text(path: Path, text: str) -> None:

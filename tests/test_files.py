@@ -109,6 +109,35 @@ def test_what_is_no_file_of_its_kind_is_refused_by_name(reader, odd, tmp_path):
         assert str(tmp_path) in str(raised.value)
 
 
+def absent(path):
+    pass
+
+
+def under_a_file(path):
+    path.write_text("")
+    return path / "it.json"
+
+
+@pytest.mark.parametrize(
+    ("odd", "remedy"),
+    [
+        (absent, "give the path of one that is there"),
+        (under_a_file, "give the path of one that is there"),
+        (a_folder, "give the file itself"),
+        (a_hole, "at most [0-9]+; give another"),
+        (a_circle_of_links, "give another"),
+        (other_bytes, "give one of text in UTF-8"),
+    ],
+)
+def test_what_cannot_be_read_says_what_to_give_instead(odd, remedy, tmp_path):
+    path = tmp_path / "it.json"
+    path = odd(path) or path
+    with pytest.raises(StoreError, match=f"cannot read the plan from .*{remedy}"):
+        load(path, "the plan")
+    with pytest.raises(StoreError, match=f"cannot read a schedule from .*{remedy}"):
+        from_csv(path)
+
+
 def test_a_socket_is_refused(tmp_path):
     path = tmp_path / "it.json"
     with socket.socket(socket.AF_UNIX) as made:

@@ -23,6 +23,7 @@ from ..errors import (
     ModelError,
     PlanError,
     ScheduleError,
+    StepError,
     StoreError,
 )
 from . import INTERRUPTED
@@ -171,7 +172,7 @@ def exit_code(error: BaseException) -> int:
     kinds: tuple[tuple[tuple[type[BaseException], ...], int], ...] = (
         ((InputError, StoreError, OSError), USAGE),
         ((PlanError, ScheduleError), INFEASIBLE),
-        ((ModelError, CaptureError, CostError), MODEL),
+        ((ModelError, CaptureError, CostError, StepError), MODEL),
     )
     return next((code for types, code in kinds if isinstance(error, types)), OTHER)
 

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from ..api.agree import in_group, join_group
+from ..errors import InputError
 from ..look.table import seconds
-from ..torch_private import pytree
 
 if TYPE_CHECKING:
     from ..api import Pipe
@@ -106,8 +106,7 @@ def train(
 
     args, kwargs = pipe.graph.example
     parity = pipe.verify()
-    has_loss = _has_loss(pipe, args, kwargs)
-    runtime = pipe.runtime(loss_fn=None if has_loss else _mean_square)
+    runtime = pipe.runtime(loss_fn=None if _has_loss(pipe) else _mean_square)
     if publish is not None:
         runtime.publish(publish)
     optimizer = torch.optim.SGD(runtime.parameters(), lr=lr)
@@ -146,14 +145,23 @@ def _remember(pipe: Pipe, costs: CostTable, report: Any) -> None:
         record(Store.default(), pipe.plan, costs, report.to_dict())
 
 
-def _has_loss(pipe: Pipe, args: Any, kwargs: Any) -> bool:
-    from ..stages import own_loss
+def _has_loss(pipe: Pipe) -> bool:
+    from ..stages import own_loss, run_stages, undisturbed
 
-    with torch.no_grad():
-        return own_loss(pipe.graph, pytree.tree_leaves(pipe(*args, **kwargs))) is not None
+    args, kwargs = pipe.graph.example
+    with torch.no_grad(), undisturbed(pipe.model):
+        leaves = run_stages(pipe.graph, pipe.stages, *pipe.graph.arguments(args, kwargs))
+    return own_loss(pipe.graph, leaves) is not None
 
 
 def _mean_square(output: Any, target: Any) -> torch.Tensor:
-    """A stand-in loss of every floating-point output."""
-    leaves = [x for x in pytree.tree_leaves(output) if isinstance(x, torch.Tensor) and x.is_floating_point()]
-    return torch.stack([x.square().mean() for x in leaves]).sum()
+    """A stand-in loss of every output that can train."""
+    from ..stages import tensors_of
+
+    leaves = [x for x in tensors_of(output) if x.is_floating_point() or x.is_complex()]
+    if not leaves:
+        raise InputError(
+            "the model gives no loss and no floating-point output, so that there is nothing to train it on; "
+            "have its forward return its loss, or what a loss is made of"
+        )
+    return torch.stack([x.abs().square().mean() for x in leaves]).sum()

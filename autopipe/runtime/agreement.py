@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import AutopipeError, InputError, StoreError
+from ..files import unreadable
 from .checkpoint.rank_contents import SaveStatus
 from .checkpoint.replicas import Replica
 from .reduce.parallel import largest
@@ -68,7 +69,7 @@ class Agreement:
         try:
             yield
         except OSError as error:
-            own = StoreError(f"cannot read {path}: {error.strerror or error}")
+            own = unreadable(path, error)
         except AutopipeError as error:
             own = error
         except Exception as error:  # what a hostile checkpoint ends in; others wait to be told

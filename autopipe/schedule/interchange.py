@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable
 
 from ..arguments import brief
-from ..errors import ScheduleError, StoreError
-from ..files import read_text
+from ..errors import ScheduleError
+from ..files import read_text, unreadable
 from .actions import Action, Schedule, parse_action
 from .validate import check
 
@@ -82,8 +82,7 @@ def _table(source: str | os.PathLike[str]) -> list[list[str]]:
         text = source if isinstance(source, str) else read_text(source, _MOST_BYTES, "a schedule")
         return list(csv.reader(io.StringIO(text)))
     except csv.Error as error:
-        shown = "text" if isinstance(source, str) else os.fspath(source)
-        raise StoreError(f"cannot read a schedule from {shown}: {error}") from error
+        raise unreadable("text" if isinstance(source, str) else source, error, "a schedule") from error
 
 
 def _parse(cell: str, where: str) -> list[Action]:

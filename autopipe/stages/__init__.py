@@ -7,7 +7,7 @@ Recording the graph is left to ``tracing``, deciding the cut to ``solve``, runni
 from .build import build, renewed
 from .losses import find_loss, own_loss
 from .stage import Section, Stage
-from .verify import Parity, relative_error, run_values, undisturbed, verify
+from .verify import Parity, relative_error, run_stages, run_values, tensors_of, undisturbed, verify
 
 __all__ = [
     "Parity",
@@ -18,7 +18,9 @@ __all__ = [
     "own_loss",
     "relative_error",
     "renewed",
+    "run_stages",
     "run_values",
+    "tensors_of",
     "undisturbed",
     "verify",
 ]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..tracing import Capture
     from .stage import Stage
 
-__all__ = ["Parity", "relative_error", "run_stages", "run_values", "undisturbed", "verify"]
+__all__ = ["Parity", "relative_error", "run_stages", "run_values", "tensors_of", "undisturbed", "verify"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

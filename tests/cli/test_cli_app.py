@@ -746,3 +746,49 @@ def test_a_count_of_stages_that_cannot_be_is_a_row_beside_those_that_can():
     assert [(r["n_stages"], bool(r["step_s"])) for r in rows] == [(2, True), (99, False)]
     assert "can be cut into" in rows[1]["problem"]
     assert "can be cut into" in invoke(*words).stdout
+
+
+MODELS = """
+import torch
+from torch import nn
+
+class Chain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.n_calls = nn.Linear(4, 4), nn.Linear(4, 4), 0
+
+class Counting(Chain):
+    def forward(self, x):
+        self.n_calls += 1
+        return None, {"y": self.second(self.first(x)), "rows": len(x)}
+
+class Choosing(Chain):
+    def forward(self, x):
+        return self.second(self.first(x)).argmax(-1)
+
+def diverging():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (1e30 * torch.ones(8, 4),)
+
+def counting():
+    return Counting(), (torch.ones(8, 4),)
+
+def choosing():
+    return Choosing(), (torch.ones(8, 4),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "says"),
+    [
+        ("counting", 0, ""),
+        ("choosing", 2, "have its forward return its loss"),
+        ("diverging", 4, "the loss is inf"),
+    ],
+)
+def test_a_run_trains_any_output_or_says_what_is_missing(tmp_path, name, code, says):
+    made = tmp_path / "made.py"
+    made.write_text(MODELS)
+    done = invoke("run", f"{made}:{name}", "-n", "2", "--steps", "2", *ESTIMATED[2:])
+    assert done.exit_code == code, done.output
+    assert says in done.stderr

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ...errors import StoreError
-from ...files import read_bytes
+from ...files import read_bytes, unreadable
 from ..files.distcp import MAX_METADATA_BYTES, METADATA, Distcp
 from ..files.folder import MANIFEST, resolve, steps_in
 from ..files.manifest import MAX_TEXT_BYTES, Manifest, digest, open_files, read_manifest
@@ -316,7 +316,7 @@ def open_checkpoint(path: pathlib.Path, known: Collection[str] = ()) -> Checkpoi
             if _which(path) != found:
                 continue
             if isinstance(error, OSError):
-                raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+                raise unreadable(path, error) from error
             raise
         if _which(path) == found:
             return opened

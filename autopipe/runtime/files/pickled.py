@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...errors import StoreError
-from ...files import open_regular
+from ...files import open_regular, unreadable
 from .stored import is_extra
 from .tensorfile import Spec, has_nan, is_plain
 
@@ -44,7 +44,7 @@ def unpickled(path: pathlib.Path, *, stays: bool = False) -> Any:
     except StoreError:
         raise
     except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+        raise unreadable(path, error) from error
     except Exception as error:  # a damaged or hostile pickle ends in any error there is
         raise StoreError(
             f"{path} cannot be read as tensors: {fault_of(error)}; nothing but tensors, numbers and texts is "
