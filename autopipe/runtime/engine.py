@@ -32,6 +32,7 @@ from .execute.results import Results
 from .new_inputs import bind, meet, meet_form, renew
 from .options import Options
 from .peak_memory import PeakMemory
+from .reduce.hooks import is_hooked
 from .reduce.parallel import ReplicaDims, Replicas, replicas_of
 from .reduce.precision import autocast_context, placeholder
 from .reduce.refusals import watch, watch_scalers
@@ -45,7 +46,6 @@ from .stage.crew import (
     sharded_stages,
     wrap_all,
 )
-from .stage.hooks import is_hooked
 from .stage.initialise import initialise
 from .stage.loss import Loss
 from .stage.setup import card, check_same, pick_device, place, sections_of
@@ -368,16 +368,18 @@ class Engine:
         """The job's ranks that this pipeline runs on; none where this process holds all stages."""
         return pipeline_ranks(self.options.mesh, self.plan.n_ranks)
 
-    def hooked(self) -> tuple[bool, list[nn.Parameter]]:
+    def hooked(self) -> tuple[bool, list[nn.Parameter], list[nn.Parameter]]:
         """Whether backward calls hooks of the user's, and the parameters that have some on whole gradients.
 
-        What wraps a stage may have some of its own, and of tied ones a rank has a part until ranks sum them.
+        Those are this rank's own, and tied ones, of which it has a part until ranks sum them. What wraps a
+        stage may have some of its own.
         """
         if self.was_wrapped:
-            return any(self._hooks), []
+            return any(self._hooks), [], []
+        tied = [] if self.ties is None else self.ties.hooked()
         parameters = (p for held in self._held for p in held.values() if p is not None)
-        found = {id(p): p for p in parameters if is_hooked(p)}
-        return bool(found) or any(self._hooks), [p for i, p in found.items() if i not in self.tied]
+        own = {id(p): p for p in parameters if is_hooked(p) and id(p) not in self.tied}
+        return bool(own or tied) or any(self._hooks), [*own.values()], tied
 
     def place_of_hook(self, parameter: nn.Parameter) -> str:
         """Where a hook on a parameter's gradient is, in words."""

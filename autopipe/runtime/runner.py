@@ -30,9 +30,9 @@ from .engine import Engine
 from .execute.accord import Traits
 from .execute.executor import Clock, Line
 from .options import Request, is_due
+from .reduce.hooks import once_a_step
 from .reduce.precision import spread_overflow
 from .reduce.refusals import refuse_line_search
-from .stage.hooks import once_a_step
 from .stage.setup import Generators
 from .stage.worker import StepInputs
 from .step_result import StepLoss, StepResult
@@ -61,6 +61,7 @@ class Runner:
         self.share: Tensor | None = None
         self._has_added = self._is_accumulating = False
         self._hooked: Sequence[nn.Parameter] = ()
+        self._hooked_ties: Sequence[nn.Parameter] = ()
         self._traits = 0
         self._waited_s = 0.0
         self._weighed: tuple[Any, Tensor] = None, torch.empty(0, device="cpu")
@@ -236,14 +237,16 @@ class Runner:
     def _work(self, step: StepInputs, inputs: Mapping[str, Tensor], line: Line) -> tuple[StepResult, Clock]:
         engine, clock = self.engine, Clock(self.engine.device)
         with making():
-            with once_a_step(self._hooked, engine.place_of_hook):
-                engine.executor.run(line, clock)
-                engine.copies.check()
-            if self._traits & Traits.HOOKS and engine.peers is not None:
-                engine.peers.position.words = "the hooks on gradients of every rank"
-                engine.peers.any(False)  # who is done first hears of a hook that failed
-            if step.grad and self.syncs:
-                self._synchronise()
+            with once_a_step(self._hooked_ties, engine.place_of_hook):
+                with once_a_step(self._hooked, engine.place_of_hook):
+                    engine.executor.run(line, clock)
+                    engine.copies.check()
+                self._hear_of_hooks(Traits.HOOKS)
+                if step.grad and self.syncs:
+                    self._synchronise()
+                elif self._traits & Traits.HOOKED_TIES:
+                    self._sum_ties()
+            self._hear_of_hooks(Traits.HOOKED_TIES)
         if inputs:
             group = None if engine.peers is None else engine.peers.group
             leaves = [worker.leaves for worker in engine.workers.values()]
@@ -254,6 +257,13 @@ class Runner:
         clock.stop()
         engine.follow("the sums and the loss of all ranks")
         return result, clock
+
+    def _hear_of_hooks(self, trait: int) -> None:
+        """Have who is done first hear of a hook that failed elsewhere, where any rank has such."""
+        peers = self.engine.peers
+        if self._traits & trait and peers is not None:
+            peers.position.words = "the hooks on gradients of every rank"
+            peers.any(False)
 
     def _adds(self) -> bool:
         """Whether a step now would, unscaled, add to gradients; looked at now and then, true once."""
@@ -325,7 +335,7 @@ class Runner:
             self._compare_replicas(step)
         if step.grad and engine.accord is not None:
             engine.part_with_weights()
-        has_hooks, self._hooked = engine.hooked() if step.grad else (False, ())
+        has_hooks, self._hooked, self._hooked_ties = engine.hooked() if step.grad else (False, (), ())
         looks, self._traits = False, self._own_traits(has_hooks) if step.grad else 0
         if engine.accord is not None:
             self._waited_s, looks, self._traits = engine.accord.begin(
@@ -334,13 +344,15 @@ class Runner:
         if step.grad and not self._traits & Traits.HOLDS:
             self._nonfinite = None
         if step.grad and engine.ties is not None:
-            engine.ties.before_step()
+            engine.ties.before_step(has_hooks=bool(self._traits & Traits.HOOKED_TIES))
             if looks:
                 engine.ties.compare()
 
     def _own_traits(self, has_hooks: bool) -> int:
         engine = self.engine
         traits = Traits.HOOKS if has_hooks else 0
+        if self._hooked_ties:
+            traits |= Traits.HOOKED_TIES
         if engine.averages:
             traits |= Traits.AVERAGES
         if self._nonfinite is not None and self._may_hold():
@@ -399,13 +411,18 @@ class Runner:
             worker.reduce()
         if engine.peers is None:
             return
-        assert engine.ties is not None
-        engine.peers.position.words = "the sum of tied gradients"
-        engine.ties.after_step()
+        self._sum_ties()
         if engine.options.scaler is not None:
             engine.placeholder.grad = torch.zeros_like(engine.placeholder)
             parameters = [p for stage in engine.stages for p in stage.parameters()]
             spread_overflow([*parameters, engine.placeholder], engine.peers.group, engine.device)
+
+    def _sum_ties(self) -> None:
+        peers, ties = self.engine.peers, self.engine.ties
+        assert peers is not None
+        assert ties is not None
+        peers.position.words = "the sum of tied gradients"
+        ties.after_step()
 
     def _end(self) -> None:
         engine = self.engine

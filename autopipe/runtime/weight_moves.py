@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from .. import accelerator
 from ..errors import InputError
 from ..stages import Stage
+from ..torch_private import UnseenByFunctions
 from .checkpoint.optimizer import LISTED, names_in
 from .checkpoint.optimizer_extras import held_beside, left_out
 from .files.tensorfile import text_of
+from .reduce.hooks import n_hooks
 from .stage.setup import exchange
 from .weights.stale import unmark
 from .wire.peers import Peers
@@ -50,10 +52,11 @@ class _Groups(msgspec.Struct, frozen=True):
 
 
 class _Told(msgspec.Struct, frozen=True):
-    """What one rank has: its groups by optimizer, or why it cannot move."""
+    """What one rank has: its groups by optimizer and how many hooks each weight, or why it cannot move."""
 
     groups: dict[str, _Groups]
     fault: str = ""
+    n_hooks: dict[str, int] = {}
 
 
 class _Parcel(msgspec.Struct, frozen=True):
@@ -90,7 +93,10 @@ def move_weights(engine: Engine, peers: Peers, new: Sequence[Stage], optimizers:
     """
     planned = moves(engine.all_stages, new)
     everyone = peers.gather(_told(engine, planned, optimizers))
-    faults = [t.fault for t in everyone if t.fault] + _without_group(planned, everyone)
+    faults = [t.fault for t in everyone if t.fault] or [
+        *_without_group(planned, everyone),
+        *_without_hooks(planned, everyone),
+    ]
     if faults:
         raise InputError(faults[0])
     roots = (engine.capture.model, *engine.all_stages, *new)
@@ -124,7 +130,8 @@ def _told(engine: Engine, planned: Sequence[Move], optimizers: Optimizers) -> _T
         for move in planned:
             for key, optimizer in optimizers.items() if move.source == engine.rank else ():
                 _check_movable(key, optimizer, move)
-        return _Told({key: _groups(key, optimizer, named) for key, optimizer in optimizers.items()})
+        groups = {key: _groups(key, optimizer, named) for key, optimizer in optimizers.items()}
+        return _Told(groups, n_hooks={m.name: _n_hooks(m.tensor) for m in planned})
     except InputError as error:
         return _Told({}, str(error))
 
@@ -173,6 +180,24 @@ def _without_group(planned: Sequence[Move], everyone: Sequence[_Told]) -> list[s
         for move in planned
         for key, groups in everyone[move.source].groups.items()
         if move.name in groups.number and _group_for(move, key, everyone) is None
+    ]
+
+
+def _n_hooks(tensor: Tensor) -> int:
+    """How many hooks on its gradient a weight has here; what is on the meta device is made anew."""
+    with UnseenByFunctions():
+        return 0 if tensor.is_meta or not isinstance(tensor, nn.Parameter) else n_hooks(tensor)
+
+
+def _without_hooks(planned: Sequence[Move], everyone: Sequence[_Told]) -> list[str]:
+    """In words, parameters whose hooks on gradients would stay behind."""
+    return [
+        f"{move.name} has {there} hook{'s' * (there != 1)} on its gradient on rank {move.source} and {here} "
+        f"on rank {move.destination}, where it would go; register the same on every rank, on all of "
+        "model.named_parameters(), or remove them before and register them anew after"
+        for move in planned
+        for there, here in [(everyone[r].n_hooks[move.name] for r in (move.source, move.destination))]
+        if there != here
     ]
 
 

@@ -494,6 +494,76 @@ def hooks():
         pair.rt.step(x, target=y)
 
 
+class Tied(nn.Module):
+    """A first and a last layer that share their weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.between = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)])
+        self.last.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(self.between(self.first(x).tanh()))
+
+
+def hooks_on_ties():
+    """Hooks on the gradient of a tied weight see the sum once a step, whatever is summed when."""
+    torch.manual_seed(0)
+    model = Tied()
+    plain = copy.deepcopy(model)
+    x, y = batch()
+    pipe = autopipe.split(model, 2, (x,), n_microbatches=4, costs="estimated")
+    rt = pipe.runtime(mean_square)
+    steppers = []
+    for side in (model, plain):
+        weight = side.first.weight
+        weight.register_hook(lambda grad: grad.clamp(-0.001, 0.001))
+        weight.register_post_accumulate_grad_hook(double)
+        steppers.append(torch.optim.SGD([weight], 0.1, momentum=0.9))
+
+    def agree(n):
+        for i in range(n):
+            with rt.no_sync() if i + 1 < n else contextlib.nullcontext():
+                rt.step(x, target=y)
+            mean_square(plain(x), y).backward()
+        torch.testing.assert_close(model.first.weight.grad, plain.first.weight.grad)
+
+    agree(1)
+    agree(1)  # adds to what there is
+    agree(3)
+    for stepper in steppers:
+        stepper.step()
+        stepper.zero_grad()
+    agree(2)
+    if rank() == 0:
+        model.first.weight.register_hook(lambda grad: None)
+    if not is_whole():
+        with pytest.raises(StepError, match=r"tied parameter first\.weight has other hooks on its gradient"):
+            rt.step(x, target=y)
+
+
+def hooks_that_move():
+    """Where weights move, their hooks are on every rank, or it is refused and training goes on."""
+    pair = Pair()
+    x, y = batch()
+    optimizer = torch.optim.SGD(pair.rt.parameters(), 0.1)
+    pair.agrees(x, y)
+    plan = autopipe.plan(pair.pipe.graph, 2, n_microbatches=4, costs="estimated", pin={"1": 1})
+    handles = [p.register_hook(lambda grad: 2 * grad) for p in pair.rt.parameters()]
+    if not is_whole():
+        with pytest.raises(InputError, match=r"1\.0\.weight has 1 hook .* on rank 0 and 0 on rank 1"):
+            pair.rt.rebalance(plan=plan, optimizer=optimizer)
+    for handle in handles:
+        handle.remove()
+    for side in (pair.model, pair.plain):
+        for parameter in side.parameters():
+            parameter.register_hook(lambda grad: 2 * grad)
+    pair.agrees(x, y)
+    assert pair.rt.rebalance(plan=plan, optimizer=optimizer)
+    pair.agrees(x, y)
+
+
 def loads():
     """Weights loaded between steps on every rank are trained on; on one rank alone they end the next step."""
     pair = Pair()
@@ -548,8 +618,8 @@ def groups():
 
 
 CHECKED = (
-    modes, batches, targets, losses, interrupted, calls, unlike, fed, fed_anew, optimizers, hooks, loads,
-    several, groups,
+    modes, batches, targets, losses, interrupted, calls, unlike, fed, fed_anew, optimizers, hooks,
+    hooks_on_ties, hooks_that_move, loads, several, groups,
 )  # fmt: skip
 CHECKS = {f.__name__: f for f in CHECKED}
 

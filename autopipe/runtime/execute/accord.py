@@ -55,6 +55,8 @@ class Traits:
     """A stage whose gradients replicas average."""
     HOLDS = 4
     """Gradients of earlier steps, maybe, of which one was not finite."""
+    HOOKED_TIES = 8
+    """Hooks of the user's on gradients that several ranks sum, which are called with the sum."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

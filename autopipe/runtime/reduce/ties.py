@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 from torch.distributed import ReduceOp
 
@@ -21,6 +22,7 @@ from ...errors import InputError, StepError
 from ...stages import Stage
 from ..wire.group import Group
 from .diverged import Diverged
+from .hooks import is_hooked, n_hooks
 from .sums import sum_gradients
 
 if TYPE_CHECKING:
@@ -129,16 +131,42 @@ class TieSum:
                 "learning rate and weight decay"
             )
 
-    def before_step(self) -> None:
-        """Make the gradients of the last sum count once in the next."""
+    def hooked(self) -> list[nn.Parameter]:
+        """The parameters here that have hooks on their gradients."""
+        return [p for _, parameters in self._groups.values() for p in parameters if is_hooked(p)]
+
+    def before_step(self, *, has_hooks: bool = False) -> None:
+        """Make the gradients of the last sum count once in the next.
+
+        Where ranks ``has_hooks`` on some, those are whole before the step, and stay for what it adds to them.
+        Raises :class:`StepError` where holders have unlike hooks.
+        """
         self._judge()
+        if has_hooks:
+            self._compare_hooks()
+            if not self.is_summed:
+                self.after_step()
         if not self.is_summed:
             return
         for ranks, (_, parameters) in self._groups.items():
             if ranks[0] != self._rank:
                 for parameter in parameters:
-                    parameter.grad = None
+                    if not is_hooked(parameter):
+                        parameter.grad = None
         self.is_summed = False
+
+    def _compare_hooks(self) -> None:
+        for ranks, (group, parameters) in self._groups.items():
+            here = torch.tensor([n_hooks(p) for p in parameters], device=parameters[0].device)
+            ends = torch.cat([here, -here])
+            group.all_reduce(ends, op=ReduceOp.MAX)
+            most, least = ends.tolist()[: len(here)], (-ends).tolist()[len(here) :]
+            odd = [n for n, a, b in zip(self._names[ranks], most, least, strict=True) if a != b]
+            if odd:
+                raise StepError(
+                    f"tied parameter {', '.join(odd)} has other hooks on its gradient on some of the ranks "
+                    f"{', '.join(map(str, ranks))}, which hold it, than on others; register the same on each"
+                )
 
     def after_step(self) -> None:
         """Sum over the holders; a parameter that got no gradient anywhere keeps none."""

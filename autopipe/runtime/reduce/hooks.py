@@ -1,7 +1,8 @@
 """The user's hooks on parameters' gradients: called once with those of a step, as one backward would.
 
-What a step's gradients are is left to ``worker`` and ``reduce``. Each microbatch's backward would call them
-with its own part, which is not the same for a hook that clips, looks or steps an optimizer.
+What a step's gradients are is left to ``stage.worker`` and the rest of ``reduce``. Each microbatch's
+backward would call them with its own part, and each holder of a tied parameter with its own, which is not the
+same for a hook that clips, looks or steps an optimizer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from ...errors import StepError
 
-__all__ = ["is_hooked", "once_a_step"]
+__all__ = ["is_hooked", "n_hooks", "once_a_step"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,6 +57,11 @@ def once_a_step(parameters: Sequence[nn.Parameter], place: Callable[[nn.Paramete
 def is_hooked(parameter: nn.Parameter) -> bool:
     """Whether a parameter has hooks on its gradient."""
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def n_hooks(parameter: nn.Parameter) -> int:
+    """How many hooks a parameter has on its gradient."""
+    return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())
 
 
 def _take(place: str, parameter: nn.Parameter) -> _Hooked:
