@@ -59,6 +59,10 @@ class _Pairs:
     works: Floats
     forward: Floats
 
+    @property
+    def backward(self) -> Floats:
+        return self.works - self.forward
+
     def picked(self, which: Bits) -> _Pairs:
         return _Pairs(self.begin[which], self.end[which], self.works[which], self.forward[which])
 
@@ -100,6 +104,8 @@ class _Sums(Chains):
         self.ordered, self.loads = self.problem, Loads(self.problem)
         self.alike, self.contained = (), None
         self.line, self.top, self.aside, self.limits = line, top, aside, limits
+        # ranks that may have all microbatches of a step in flight
+        self.n_first = max(0, line.n_ranks - line.n_microbatches) if line.in_turn else 0
         self.known: dict[object, float] = {}  # loads with whole blocks computed again
         none, all_ns = np.zeros(len(self.problem.items), dtype=bool), (0, self.room.total_ns)
         self.layer = self._layer(Window(self.problem, none, none, all_ns, all_ns, (0, 0)))
@@ -108,21 +114,23 @@ class _Sums(Chains):
 
     def least(self) -> tuple[float, tuple[tuple[int, ...], ...]]:
         """What :func:`least_sum` says."""
-        high = self.top
-        there = self._left(self._priced(), high)
-        if there is None:
-            return high * UNDER, ()
-        low, chains = self._passed(there), [self._chain(there)]
+        first = self._left(self._priced(), self.top)
+        if first is None:
+            return self.top * UNDER, ()
+        low, chains = self._passed(first), [self._chain(first)]
         with contextlib.suppress(OutOfTime):
-            while high - low > _NEAR * low:
-                middle = (low + high) / 2
-                closer = self._left(there.stages, middle, there.is_whole)
-                if closer is None:
-                    low = middle
-                else:
-                    there, high = closer, middle
-                    low = max(low, self._passed(there))
-                    chains.append(self._chain(there))
+            for in_parts in (False, True)[: 1 + (self.n_first > 0)]:
+                there, high = first, self.top
+                while high - low > _NEAR * low:
+                    middle = (low + high) / 2
+                    closer = self._left(there.stages, middle, there.is_whole)
+                    left = self._part(closer, middle) if in_parts and closer is not None else closer
+                    if closer is None or left is None:
+                        low = middle
+                    else:
+                        there, high = closer, middle
+                        low = max(low, self._passed(there))
+                        chains.append(self._chain(left))
         return low * UNDER, tuple(dict.fromkeys(reversed(chains)))
 
     def _left(self, stages: Sequence[_Pairs], most: float, is_whole: bool = False) -> _Open | None:
@@ -131,6 +139,29 @@ class _Sums(Chains):
         if there is None or is_whole or there.n_pairs > _EXACT:
             return there
         return self._opened(self._whole(there), most, is_whole=True)
+
+    def _part(self, there: _Open, most: float) -> _Open | None:
+        """What is left of those whose longest backward on the first ranks lies so near; None for no chain.
+
+        Where microbatches are fewer than ranks, all that follow wait for it, and the more of it the less the
+        other ranks may work in all: both are at their least in no one chain.
+        """
+        parts = [(there, 0.0, float(HUGE))]
+        while parts:
+            around, low, high = parts.pop()
+            part = self._opened(around.stages, most, there.is_whole, (low, high))
+            if part is None:
+                continue
+            high = min(high, self._longest_first(part.stages))
+            if (high - low) * self.line.n_microbatches <= _NEAR * most:
+                return part
+            middle = (low + high) / 2
+            parts += [(part, middle, high), (part, low, middle)]
+        return None
+
+    def _longest_first(self, stages: Sequence[_Pairs]) -> float:
+        """The longest backward that is left on the first ranks."""
+        return max(float(pairs.backward.max(initial=0.0)) for pairs in stages[: self.n_first])
 
     def _priced(self) -> list[_Pairs]:
         """Each stage between all downsets that its limit leaves; those that are alike are priced once."""
@@ -166,18 +197,33 @@ class _Sums(Chains):
             out[_kind(stage)] = min(first, here), max(last, before[s])
         return out
 
-    def _opened(self, stages: Sequence[_Pairs], most: float, is_whole: bool) -> _Open | None:
-        """What is left where no sum is over ``most``; None where no chain is."""
-        n_before = -1
+    def _opened(
+        self,
+        stages: Sequence[_Pairs],
+        most: float,
+        is_whole: bool,
+        longest_first: tuple[float, float] = (0.0, HUGE),
+    ) -> _Open | None:
+        """What is left where no sum is over ``most``; None where no chain is.
+
+        Of chains whose longest backward on the first ranks is between two.
+        """
+        n_before, (low, high) = -1, longest_first
+        first = [pairs.picked(pairs.backward <= high) for pairs in stages[: self.n_first]]
+        stages = [*first, *stages[self.n_first :]]
         while True:
             self._tick()
+            if low > 0 and self._longest_first(stages) < low:
+                return None
             before, after = [_only(self.n, self.none)], [_only(self.n, self.all)]
             longest = [before[:], before[:]]
-            for pairs in stages:
+            for s, pairs in enumerate(stages, 1):
                 reached = before[-1][pairs.begin] + self._taking(pairs)
                 before.append(self._least(pairs.end, reached))
-                for row, own in zip(longest, (pairs.forward, pairs.works - pairs.forward), strict=True):
+                for row, own in zip(longest, (pairs.forward, pairs.backward), strict=True):
                     row.append(self._least(pairs.end, np.maximum(row[-1][pairs.begin], own)))
+                if s == self.n_first:
+                    longest[1][-1] = np.maximum(longest[1][-1], low)
             for pairs in reversed(stages):
                 after.append(self._least(pairs.begin, after[-1][pairs.end] + self._taking(pairs)))
             if before[-1][self.all] >= HUGE:
@@ -204,31 +250,54 @@ class _Sums(Chains):
         for s, pairs in enumerate(there.stages):
             before, after = there.before[s][pairs.begin], there.after[s + 1][pairs.end]
             longest = there.longest[0][s][pairs.begin], there.longest[1][s][pairs.begin]
-            own = pairs.forward, pairs.works - pairs.forward
+            own = pairs.forward, pairs.backward
             # past a stage that counts as without work one message goes on, where two are counted
             past = before + after - self.line.hop_s * 1e9
             yield np.where(pairs.works > 0, self.line.sum_of(s, before, *own, after, longest), past)
 
     def _whole(self, there: _Open) -> list[_Pairs]:
-        """The pairs that are left, with whole blocks computed again."""
-        return [self._of_blocks(*row) for row in zip(self.problem.stages, there.stages, strict=True)]
+        """The pairs that are left, with whole blocks computed again; those of alike stages are held once."""
+        out = list(there.stages)
+        if not self.loads.problem.has_blocks:
+            return out
+        for own in self._alike_stages():
+            works = self._of_blocks(self.problem.stages[own[0]], _joined(out[s] for s in own))
+            ends = np.cumsum([len(out[s].works) for s in own])
+            for s, part in zip(own, np.split(works, ends[:-1]), strict=True):
+                out[s] = dataclasses.replace(out[s], works=part)
+        return out
 
-    def _of_blocks(self, stage: Stage, pairs: _Pairs) -> _Pairs:
-        if not self.loads.problem.has_blocks or not len(pairs.works):
-            return pairs
-        rows, x = np.unique(pairs.begin, return_inverse=True)
-        columns, y = np.unique(pairs.end, return_inverse=True)
-        held = self.loads.held((0, 0), self.layer.picked(rows), self.layer.picked(columns))
-        again = self.loads.on(stage, held).again
+    def _alike_stages(self) -> Iterable[list[int]]:
+        own: dict[object, list[int]] = {}
+        for s, stage in enumerate(self.problem.stages):
+            own.setdefault(_kind(stage), []).append(s)
+        return own.values()
+
+    def _of_blocks(self, stage: Stage, pairs: _Pairs) -> Floats:
+        """What the pairs work where blocks are whole."""
         works = pairs.works.copy()
-        for at, place in enumerate(zip(x.tolist(), y.tolist(), strict=True)):
-            if again is not None and pairs.works[at] and again.unknown[place]:
+        begins = np.unique(pairs.begin)
+        size = max(1, _CELLS // self.n)
+        for rows in (begins[at : at + size] for at in range(0, len(begins), size)):
+            here = np.flatnonzero((pairs.begin >= rows[0]) & (pairs.begin <= rows[-1]) & (pairs.works > 0))
+            if not len(here):
+                continue
+            columns, y = np.unique(pairs.end[here], return_inverse=True)
+            x = np.searchsorted(rows, pairs.begin[here])
+            held = self.loads.held((0, 0), self.layer.picked(rows), self.layer.picked(columns))
+            again = self.loads.on(stage, held).again
+            if again is None:
+                continue
+            is_open = again.unknown[x, y]
+            for at, *place in zip(
+                here[is_open].tolist(), x[is_open].tolist(), y[is_open].tolist(), strict=True
+            ):
                 self._tick()
                 key = _kind(stage), int(pairs.begin[at]), int(pairs.end[at])
                 if key not in self.known:
                     self.known[key] = min(again.load(*place), float(HUGE))
                 works[at] = max(works[at], self.known[key])
-        return dataclasses.replace(pairs, works=works)
+        return works
 
     def _passed(self, there: _Open) -> float:
         """The least of the largest sum over chains of what is left."""

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import math
 import random
 
 import pytest
@@ -213,6 +214,40 @@ def test_the_bound_is_near_the_step_of_more_ranks_than_microbatches(n_microbatch
     )
     assert any(stage.recomputed for stage in plan.stages) == (room < 1)
     assert 0.95 * plan.step_s <= plan.bounds.step_lower_s <= plan.step_s
+
+
+@pytest.mark.parametrize(("number", "n_ops", "n_ranks"), [(14, 12, 5), (102, 14, 6), (139, 12, 5)])
+def test_no_chain_has_the_longest_backward_ahead_and_all_work_at_their_least_at_once(number, n_ops, n_ranks):
+    """The bound is the least largest sum over all chains, on more ranks than there are microbatches."""
+    draw = random.Random(number)
+    names = ["x", *(f"op{v}" for v in range(n_ops)), "output"]
+    ops = [Op(name, "module", name, name, outputs=HIDDEN) for name in names[1:-1]]
+    ends = Op("x", "input", "x", outputs=HIDDEN), Op("output", "output", "output")
+    graph_ = OpGraph("Parts", (ends[0], *ops, ends[1]), tuple(itertools.pairwise(names)))
+    each = {name: draw.choice((1, 2, 3, 5)) * 1e-3 for name in names[1:-1]}
+    table = CostTable({name: OpCost(s, 2 * s, saved_bytes=1 << 20) for name, s in each.items()})
+    room = (int(0.4 * 4 * n_ops / n_ranks * (1 << 20)) + (1 << 20),) * n_ranks
+    ranks = Cluster.uniform(n_ranks, link=Link(0.0, 1e15))
+    case = case_of(Source.of(graph_, table, ranks, Settings(recompute="auto", memory_limit=room)), n_ranks, 4)
+    problem, least_ns = case.problem(), math.inf
+    n_items = len(problem.items)
+    for cuts in itertools.combinations(range(1, n_items), n_ranks - 1):
+        stage_of = tuple(sum(cut <= v for cut in cuts) for v in range(n_items))
+        if problem.is_valid(stage_of) and problem.bottleneck(loads := problem.loads(stage_of)) < HUGE:
+            least_ns = min(least_ns, largest_sum(case.line, [(x.forward_ns, x.load_ns) for x in loads]))
+    sums_ns, _ = least_sums_ns(case, problem, 1.3 * least_ns / 1e9, clock_s() + 60.0)
+    assert 0.999 * least_ns <= sums_ns <= least_ns * (1 + 1e-6)
+
+
+def largest_sum(line: Line, ranks: list[tuple[float, float]]) -> float:
+    """The largest of a line's sums, of what each rank works in forward and in all."""
+    sums, longest = [], (0.0, 0.0)
+    for r, (forward, work) in enumerate(ranks):
+        before, after = (sum(x for _, x in part) for part in (ranks[:r], ranks[r + 1 :]))
+        own = forward, work - forward
+        sums.append(float(line.sum_of(r, before, *own, after, longest)))
+        longest = max(longest[0], own[0]), max(longest[1], own[1])
+    return max(sums)
 
 
 @pytest.mark.parametrize("latency_s", [0.0, 1e-3])
