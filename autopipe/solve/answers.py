@@ -32,9 +32,6 @@ _FEW_ORDERS = 120
 _SWAPS = 60
 """At most so many orders are solved where they are more."""
 
-_KEPT_ORDERS = 3
-"""So many orders with the least bottlenecks are simulated."""
-
 _ENOUGH = 0.01
 """A draft's bottleneck so near its bound is not looked at longer: costs are not known as well."""
 
@@ -106,7 +103,7 @@ def least_sums_ns(
 
 
 def ordered(case: Case, problem: Problem, deadline: float, stopped: threading.Event) -> list[Answered]:
-    """The orders with the least bottlenecks, best first, and the case's own; each with a bound on all.
+    """The orders that were solved, by rising bottleneck; each with a bound on all.
 
     Where the case's own does not meet what no order beats, every order that differs is solved if they are
     few; else swaps of two ranks are tried from the order host by host and from the fastest first. Ctrl-C
@@ -120,8 +117,7 @@ def ordered(case: Case, problem: Problem, deadline: float, stopped: threading.Ev
             if found[0][2].bottleneck_ns > lower and not is_over:
                 lower = max(lower, bound(found, lower, deadline, stopped))
     found.sort(key=lambda f: (f[2].bottleneck_ns, f[0].order != case.order))
-    kept = [*found[:_KEPT_ORDERS], *(f for f in found[_KEPT_ORDERS:] if f[0].order == case.order)]
-    return [(c, p, dataclasses.replace(a, lower_ns=lower)) for c, p, a in kept]
+    return [(c, p, dataclasses.replace(a, lower_ns=lower)) for c, p, a in found]
 
 
 def _others(found: list[Answered], lower: int, deadline: float, stopped: threading.Event) -> int:

@@ -25,7 +25,7 @@ from .making.cases import Case, cases
 from .making.options import Options
 from .making.source import Source
 from .proof.shortage import Shortage, between_steps, shortage
-from .step import fastest
+from .step import fastest, shortest
 from .stopping import clock_s, interrupts, timed_by_work
 
 __all__ = ["check_room", "solve", "usual_time_s"]
@@ -232,7 +232,7 @@ class _Search:
         kept = _SIMULATING_DRAFT if self.is_draft else _SIMULATING
         until = deadline - kept * max(0.0, deadline - clock_s())
         if self.asked.any_order:
-            found = ordered(case, problem, until, self.stopped)
+            found = shortest(ordered(case, problem, until, self.stopped), case.order, deadline)
         else:
             found = [answered(case, problem, until, self.known, self.is_draft)]
         best: Plan | None = None

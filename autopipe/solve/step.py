@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..plans import Bounds, Candidate, Plan
 from ..simulator import simulate
-from .answers import fullest_work_ns, least_sums_ns
+from .answers import Answered, fullest_work_ns, least_sums_ns
 from .definition.answer import Answer, OutOfTime
 from .definition.problem import HUGE, Problem, StageLoad
 from .lines.intervals import lightest_chains
@@ -25,7 +26,7 @@ from .making.compose import lay_out
 from .making.tails import tail_words
 from .stopping import clock_s
 
-__all__ = ["fastest", "plan_of"]
+__all__ = ["fastest", "plan_of", "shortest"]
 
 _SLACK = (0.0, 0.01, 0.03, 0.1)
 """How far over the best bottleneck chains are looked at: a step is more than its slowest stage."""
@@ -44,6 +45,12 @@ _WORTH = 1e-4
 
 _MOVES = 200
 """At most so many moves are simulated for each of them."""
+
+_KEPT_ORDERS = 6
+"""So many orders of ranks are looked at closely."""
+
+_ORDERING = 1 / 4
+"""Share of the time for choosing these by a step each."""
 
 _WAYS = neighbours, past, carried
 """The moves, those of few items first."""
@@ -214,6 +221,23 @@ def _climbed(
                 plan, stage_of, improved = after, moved, True
                 break
     return plan, stage_of
+
+
+def shortest(found: Sequence[Answered], own: tuple[int, ...], deadline: float) -> list[Answered]:
+    """The orders of ranks whose best bottlenecks' steps are shortest, in a part of the time; and one's own.
+
+    The least bottleneck says little of them: where ranks are unlike, what waits for a slow one is its place.
+    """
+    until = clock_s() + _ORDERING * max(0.0, deadline - clock_s())
+    steps_s = [math.inf] * len(found)
+    for x, (case, problem, answer) in enumerate(found):
+        if x and clock_s() > until:
+            break
+        if answer.stage_of is not None:
+            loads = problem.loads(answer.stage_of)
+            steps_s[x] = plan_of(case, problem, answer, answer.stage_of, loads).step_s
+    ranked = sorted(range(len(found)), key=steps_s.__getitem__)
+    return [found[x] for n, x in enumerate(ranked) if n < _KEPT_ORDERS or found[x][0].order == own]
 
 
 def plan_of(
