@@ -11,13 +11,14 @@ import pathlib
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from .. import accelerator, measure
 from ..errors import InputError
 from ..hardware import Cluster, Device, Link
 from ..measure.busy_cores import places
 from ..solve import SEVERAL_PER_RANK
-from ..tracing import Capture, device_of
+from ..tracing import device_of
 from .agree import in_group
 
 __all__ = [
@@ -36,7 +37,7 @@ DeviceLike = str | torch.device | Device | None
 
 
 def cluster_for(
-    captured: Capture,
+    model: nn.Module,
     given: Cluster | str | pathlib.Path | None,
     n_ranks: int | None,
     n_stages: int | None,
@@ -53,9 +54,9 @@ def cluster_for(
     if n_ranks is None:
         n_ranks = _count(n_stages, schedule)
     _check_count(n_ranks, n_stages)
-    on, link = described(captured, device)
+    on, link = described(model, device)
     cluster = Cluster.uniform(n_ranks, on, link)
-    return dataclasses.replace(cluster, cores=(places(),)) if is_host(captured, device) else cluster
+    return dataclasses.replace(cluster, cores=(places(),)) if is_host(model, device) else cluster
 
 
 def _given(given: Cluster | str | pathlib.Path, n_ranks: int | None) -> Cluster:
@@ -90,12 +91,12 @@ def stages_per_rank(schedule: str) -> int:
     return 2 if schedule in SEVERAL_PER_RANK else 1
 
 
-def described(captured: Capture, device: DeviceLike) -> tuple[Device, Link]:
+def described(model: nn.Module, device: DeviceLike) -> tuple[Device, Link]:
     """The description of a device, and of the link that ranks of one host most often have with it."""
     if isinstance(device, str) and is_described(device):
         device = measure.device(device)
     if not isinstance(device, Device):
-        where = _where(captured, device)
+        where = _where(model, device)
         device = measure.described(measure.device_name(where))
         if where.type == "cpu":
             return dataclasses.replace(device, memory_bytes=None), measure.link("loopback")
@@ -113,25 +114,25 @@ def is_described(device: DeviceLike) -> bool:
     return False
 
 
-def is_host(captured: Capture, device: DeviceLike) -> bool:
+def is_host(model: nn.Module, device: DeviceLike) -> bool:
     """Whether ranks are to compute on this machine's own processor."""
-    return not is_described(device) and _where(captured, device).type == "cpu"
+    return not is_described(device) and _where(model, device).type == "cpu"
 
 
-def of_the_job(captured: Capture) -> torch.device | None:
+def of_the_job(model: nn.Module) -> torch.device | None:
     """The accelerator on which this rank will train a model that is on none; None to go by the model."""
-    is_on_one = accelerator.is_async(device_of(captured.model))
+    is_on_one = accelerator.is_async(device_of(model))
     return accelerator.of_rank() if in_group() and not is_on_one else None
 
 
-def busy_peers(captured: Capture, device: DeviceLike) -> int:
+def busy_peers(model: nn.Module, device: DeviceLike) -> int:
     """Ranks that will compute beside this one on its processor: they share its memory bandwidth."""
-    if not in_group() or not is_host(captured, device):
+    if not in_group() or not is_host(model, device):
         return 0
     return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())) - 1
 
 
-def _where(captured: Capture, device: DeviceLike) -> torch.device:
+def _where(model: nn.Module, device: DeviceLike) -> torch.device:
     """The torch device of this machine that is meant."""
     assert not isinstance(device, Device)
-    return torch.device(device) if device is not None else device_of(captured.model)
+    return torch.device(device) if device is not None else device_of(model)

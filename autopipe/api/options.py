@@ -65,6 +65,11 @@ class Cut:
     balance: str | Callable[[Op], float] = "cost"
     time_limit_s: float | None = None
 
+    @property
+    def wanted(self) -> int | None:
+        """How many stages, None where any number will do."""
+        return self.n_stages if isinstance(self.n_stages, int) else None
+
 
 CONCERNS = Recording, Place, Pricing, Training, Cut
 

@@ -17,16 +17,18 @@ from torch import nn
 from .. import measure
 from ..costs import CostTable
 from ..errors import InfeasibleError, InputError, UndecidedError
+from ..hardware import Cluster
 from ..plans import Plan
 from ..schema import written
-from ..solve import Known, check_room, solve, usual_time_s
+from ..solve import Known, check_room, room_bytes, solve, usual_time_s
 from ..solve.stopping import interrupts
 from ..tracing import Capture
 from .agree import decide_once, in_group
-from .machine import cluster_for, is_host, of_the_job, stages_per_rank
+from .checks import check_model
+from .machine import DeviceLike, cluster_for, is_host, of_the_job, stages_per_rank
 from .options import Options
 from .prices import costs_of, counts_to_try, microbatch_dims, read
-from .recording import captured
+from .recording import capture, captured
 from .refine import Planned, refine
 from .training import Training
 
@@ -47,31 +49,19 @@ def make_plan(
 ) -> Planned:
     """What rank 0 decides for all."""
     place, cut, training = options.place, options.cut, options.training
-    wanted = cut.n_stages if isinstance(cut.n_stages, int) else None
+    if not isinstance(model, Capture) and not in_group():
+        _check_room_ahead(model, args, kwargs, options)
     whole = captured(model, args, kwargs, options.recording.written, stall_limit_s, options.asked)
-    on = of_the_job(whole) if place.device is None else place.device
     decided_here: list[Capture] = []
 
     def decide() -> Decision:
-        ranks = cluster_for(whole, place.cluster, place.n_ranks, wanted, cut.schedule, on)
-        on_host = place.cluster is None and is_host(whole, on)
+        on, ranks = _ranks(whole.model, options)
+        on_host = place.cluster is None and is_host(whole.model, on)
         _check_offload(training, options.solver.get("recompute"), on_host)
-        most = ranks.n_ranks * stages_per_rank(cut.schedule) if wanted is None else wanted
+        most = cut.wanted or ranks.n_ranks * stages_per_rank(cut.schedule)
         source = read(options.pricing.costs)
         counts = counts_to_try(whole, cut.n_microbatches, source, most)
-
-        def asked(graph: Capture, pieces: int) -> dict[str, Any]:
-            return {
-                "n_stages": wanted,
-                "min_ranks": ranks.n_ranks if in_group() else place.min_ranks,
-                "n_microbatches": pieces,
-                "schedule": cut.schedule,
-                "balance": cut.balance,
-                "optimizer_bytes_per_parameter_byte": training.ratio(graph.ops),
-                **options.solver,
-            }
-
-        check_room(whole.ops, ranks, **asked(whole, counts[0]))
+        check_room(whole.ops, ranks, **_asked(options, whole, ranks, counts[0]))
 
         def planned_for(pieces: int) -> Planned:
             known: dict[str, Known] = {}
@@ -92,7 +82,7 @@ def make_plan(
                     is_draft=is_draft,
                     known=known.setdefault(graph.ops.digest, {}),
                     time_limit_s=seconds,
-                    **asked(graph, pieces),
+                    **_asked(options, graph, ranks, pieces),
                 )
 
             may_open = cut.balance == "cost" and not isinstance(source, CostTable)
@@ -106,6 +96,49 @@ def make_plan(
     plan, table, opened = decide_once(decide, _decision_to_text, _decision_of_text, stall_limit_s)
     final = decided_here[0] if decided_here else whole.open(*opened) if opened else whole
     return Planned(final, table, plan, opened)
+
+
+def _ranks(model: nn.Module, options: Options) -> tuple[DeviceLike, Cluster]:
+    """The device to plan for, None for the model's own, and the ranks."""
+    place, cut = options.place, options.cut
+    on = of_the_job(model) if place.device is None else place.device
+    return on, cluster_for(model, place.cluster, place.n_ranks, cut.wanted, cut.schedule, on)
+
+
+def _asked(options: Options, graph: Capture, ranks: Cluster, pieces: int) -> dict[str, Any]:
+    """What the solver is asked for of a graph, for a batch in so many microbatches."""
+    cut = options.cut
+    return {
+        "n_stages": cut.wanted,
+        "min_ranks": ranks.n_ranks if in_group() else options.place.min_ranks,
+        "n_microbatches": pieces,
+        "schedule": cut.schedule,
+        "balance": cut.balance,
+        "optimizer_bytes_per_parameter_byte": options.training.ratio(graph.ops),
+        **options.solver,
+    }
+
+
+def _check_room_ahead(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Options
+) -> None:
+    """Raise :class:`InfeasibleError` where weights and gradients alone are too much for all ranks.
+
+    Which of them stages hold is known of a recording alone: what no forward uses, none does. This one leaves
+    sizes as they are, as which of them may vary takes longest to find.
+    """
+    check_model(model, args, kwargs)
+    _, ranks = _ranks(model, options)
+    if (room := room_bytes(ranks, options.solver.get("memory_limit"))) is None:
+        return
+    trains = options.cut.schedule != "forward-only"
+    held = (t.nbytes * (1 + (trains and t.requires_grad)) for t in (*model.parameters(), *model.buffers()))
+    if sum(held) <= room:
+        return
+    fixed = {**options.recording.written, "dynamic": False}
+    pieces = options.cut.n_microbatches if isinstance(options.cut.n_microbatches, int) else 1
+    quick = capture(model, args, kwargs, **fixed)
+    check_room(quick.ops, ranks, **_asked(options, quick, ranks, pieces))
 
 
 def _fastest(planned_for: Callable[[int], Planned], counts: Sequence[int]) -> Planned:

@@ -168,7 +168,7 @@ def costs_of(
             raise InputError(
                 "the model is on the meta device; name the device to estimate for, such as device='H200'"
             )
-        return measure.estimate(captured, described(captured, device)[0], dims=dims, dtype=autocast)
+        return measure.estimate(captured, described(captured.model, device)[0], dims=dims, dtype=autocast)
     if any(p.is_meta for p in captured.model.parameters()):
         raise InputError(
             "the model is on the meta device, which cannot be measured; pass costs='estimated' and the "
@@ -184,7 +184,7 @@ def costs_of(
         device=device,
         dims=dims,
         autocast=autocast,
-        n_peers=busy_peers(captured, device),
+        n_peers=busy_peers(captured.model, device),
         store=store,
     )
 

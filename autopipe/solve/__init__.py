@@ -27,7 +27,7 @@ from .definition.problem import Item, Net, Problem, Share, Stage
 from .explain import Explanation, Move, explain
 from .making.cases import SEVERAL_PER_RANK
 from .making.options import CHECKS, options_of
-from .search import check_room, solve, usual_time_s
+from .search import check_room, room_bytes, solve, usual_time_s
 
 __all__ = [
     "CHECKS",
@@ -46,6 +46,7 @@ __all__ = [
     "check_room",
     "explain",
     "options_of",
+    "room_bytes",
     "solve",
     "usual_time_s",
 ]

@@ -22,13 +22,13 @@ from .definition.problem import HUGE, Problem
 from .definition.relaxed import needs_more
 from .infeasible import closest, no_room, told_by, why_none
 from .making.cases import Case, cases
-from .making.options import Options
-from .making.source import Source
+from .making.options import Limit, Options
+from .making.source import Source, limits_of
 from .proof.shortage import Shortage, between_steps, shortage
 from .step import fastest, shortest
 from .stopping import clock_s, interrupts, timed_by_work
 
-__all__ = ["check_room", "solve", "usual_time_s"]
+__all__ = ["check_room", "room_bytes", "solve", "usual_time_s"]
 
 _PER_S = 1_500
 """Ops times ranks per second that a solve is given by default."""
@@ -100,7 +100,7 @@ def check_room(graph: OpGraph, cluster: Cluster, **asked: Any) -> None:
     given = Options(**asked)
     free = CostTable({op.name: OpCost() for op in graph.compute}, {d.name: d.example for d in graph.dims})
     source = Source.of(graph, free, cluster, given)
-    if not source.limits and all(d.usable_bytes is None for d in cluster.devices):
+    if room_bytes(cluster, given.memory_limit) is None:
         return
     if not (tried := cases(source, given)):
         return
@@ -111,6 +111,16 @@ def check_room(graph: OpGraph, cluster: Cluster, **asked: Any) -> None:
         return  # there is none for another reason, which solving tells
     if (short := between_steps(problem)) is not None:
         raise no_room(case, problem, short, None)
+
+
+def room_bytes(cluster: Cluster, memory_limit: Limit = None) -> int | None:
+    """The bytes that all ranks hold together; None where one of them has no limit."""
+    asked = limits_of(memory_limit, cluster.n_ranks) or (None,) * cluster.n_ranks
+    known = [
+        [b for b in (device.usable_bytes, own) if b is not None]
+        for device, own in zip(cluster.devices, asked, strict=True)
+    ]
+    return sum(map(min, known)) if all(known) else None
 
 
 def usual_time_s(graph: OpGraph, cluster: Cluster) -> float:

@@ -224,6 +224,19 @@ def test_parameters_that_no_ranks_have_room_for_are_told_before_anything_is_meas
     assert not told.value.finer_may_help
 
 
+def test_parameters_that_are_too_much_are_told_before_it_is_looked_which_sizes_may_vary(monkeypatch):
+    monkeypatch.setattr("autopipe.api.planning.captured", lambda *given: pytest.fail("recorded in full"))
+    with pytest.raises(InfeasibleError, match=r"hold 2\.0 KiB together.*before any activation"):
+        split(Uneven(), memory_limit="1KiB")
+
+
+def test_parameters_that_no_forward_uses_need_no_room():
+    """They are sixteen times all that fits."""
+    model = Uneven()
+    model.spare = nn.Linear(4096, 4096)
+    assert split(model, memory_limit="2MiB").plan.n_stages == 2
+
+
 def test_ctrl_c_between_grains_keeps_the_plan_of_the_coarser_one(monkeypatch):
     once = autopipe.tracing.Capture.open
 

@@ -22,7 +22,7 @@ from .options import Limit, Settings
 from .tails import with_tail
 from .work import work_of
 
-__all__ = ["Source", "cheapest_link", "slowest_link"]
+__all__ = ["Source", "cheapest_link", "limits_of", "slowest_link"]
 
 _INT_BYTES = 8
 _MOST_S, _LEAST_S = 1e6, 1e-12
@@ -70,7 +70,7 @@ class Source:
         costs = _checked(graph, costs)
         sizes = {op.name: op.bytes_at(costs.dims) or _INT_BYTES for op in graph.ops}
         _check_sums(graph, sizes, costs, cluster)
-        limits = _limits(settings.memory_limit, cluster.n_ranks)
+        limits = limits_of(settings.memory_limit, cluster.n_ranks)
         return cls(graph, costs, cluster, settings, sizes, limits)
 
     @functools.cached_property
@@ -171,7 +171,7 @@ class Source:
         )
 
 
-def _limits(given: Limit, n_ranks: int) -> tuple[int, ...]:
+def limits_of(given: Limit, n_ranks: int) -> tuple[int, ...]:
     """Bytes per rank, none where nothing is asked."""
     if given is None:
         return ()
