@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import itertools
 import pathlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -255,10 +256,7 @@ class Engine:
         """Go on with other stages of the same model, whose weights are where they belong."""
         self.plan, self.patience.step_s = plan, plan.step_s
         self._take_up(stages)
-        is_summed = self.ties is not None and self.ties.is_whole
         self._lay_out()
-        if self.ties is not None:
-            self.ties.is_summed = is_summed  # holders, old and new, have the whole gradient
         if self.peers is not None:
             self.part_with_weights()
 
@@ -371,14 +369,23 @@ class Engine:
     def hooked(self) -> tuple[bool, list[nn.Parameter], list[nn.Parameter]]:
         """Whether backward calls hooks of the user's, and the parameters that have some on whole gradients.
 
-        Those are this rank's own, and tied ones, of which it has a part until ranks sum them. What wraps a
-        stage may have some of its own.
+        Those are this rank's own, and tied ones, of which it has a part until ranks sum them. ``fully_shard``
+        calls those of its shards itself. Raises :class:`InputError` for hooks under data parallelism.
         """
-        if self.was_wrapped:
+        if any(worker.replicas.is_sharded for worker in self.workers.values()):
             return any(self._hooks), [], []
         tied = [] if self.ties is None else self.ties.hooked()
+        loss_fn = self.options.loss_fn
+        beside = loss_fn.parameters() if isinstance(loss_fn, nn.Module) else ()
         parameters = (p for held in self._held for p in held.values() if p is not None)
-        own = {id(p): p for p in parameters if is_hooked(p) and id(p) not in self.tied}
+        hooked = filter(is_hooked, itertools.chain(parameters, beside))
+        own = {id(p): p for p in hooked if id(p) not in self.tied}
+        if (own or tied) and any(worker.is_replicated for worker in self.workers.values()):
+            raise InputError(
+                f"{self.place_of_hook([*own.values(), *tied][0])}, would be given this replica's part, as "
+                "DistributedDataParallel averages it later: remove the hook, and change gradients between "
+                "rt.step() and optimizer.step()"
+            )
         return bool(own or tied) or any(self._hooks), [*own.values()], tied
 
     def place_of_hook(self, parameter: nn.Parameter) -> str:

@@ -242,11 +242,11 @@ class Runner:
                     engine.executor.run(line, clock)
                     engine.copies.check()
                 self._hear_of_hooks(Traits.HOOKS)
-                if step.grad and self.syncs:
-                    self._synchronise()
-                elif self._traits & Traits.HOOKED_TIES:
-                    self._sum_ties()
+                if step.grad:
+                    self._sum()
             self._hear_of_hooks(Traits.HOOKED_TIES)
+            if step.grad and self.syncs and engine.options.scaler is not None:
+                self._share_overflow()
         if inputs:
             group = None if engine.peers is None else engine.peers.group
             leaves = [worker.leaves for worker in engine.workers.values()]
@@ -405,24 +405,22 @@ class Runner:
                 "one others, whose gradients are to be averaged: freeze and thaw the same on every rank"
             )
 
-    def _synchronise(self) -> None:
+    def _sum(self) -> None:
+        """Sum gradients over ranks in steps that do, and in every one those that hooks are called with."""
         engine = self.engine
-        for worker in engine.workers.values():
+        for worker in engine.workers.values() if self.syncs else ():
             worker.reduce()
-        if engine.peers is None:
-            return
-        self._sum_ties()
-        if engine.options.scaler is not None:
+        if engine.peers is not None and (self.syncs or self._traits & Traits.HOOKED_TIES):
+            assert engine.ties is not None
+            engine.peers.position.words = "the sum of tied gradients"
+            engine.ties.after_step()
+
+    def _share_overflow(self) -> None:
+        engine = self.engine
+        if engine.peers is not None:
             engine.placeholder.grad = torch.zeros_like(engine.placeholder)
             parameters = [p for stage in engine.stages for p in stage.parameters()]
             spread_overflow([*parameters, engine.placeholder], engine.peers.group, engine.device)
-
-    def _sum_ties(self) -> None:
-        peers, ties = self.engine.peers, self.engine.ties
-        assert peers is not None
-        assert ties is not None
-        peers.position.words = "the sum of tied gradients"
-        ties.after_step()
 
     def _end(self) -> None:
         engine = self.engine

@@ -536,11 +536,72 @@ def hooks_on_ties():
         stepper.step()
         stepper.zero_grad()
     agree(2)
+    with rt.no_sync():
+        rt.step(x, target=y)
+    mean_square(plain(x), y).backward()
+    for side in (model, plain):
+        side.first.weight.requires_grad_(False)
+    agree(1)  # a frozen one keeps what it has
+    for side in (model, plain):
+        side.first.weight.requires_grad_(True)
+    agree(1)
     if rank() == 0:
         model.first.weight.register_hook(lambda grad: None)
     if not is_whole():
         with pytest.raises(StepError, match=r"tied parameter first\.weight has other hooks on its gradient"):
             rt.step(x, target=y)
+
+
+def frozen_ties():
+    """A tied weight that is frozen after some steps keeps the whole gradient that it has, on every rank."""
+    torch.manual_seed(0)
+    model = Tied()
+    plain = copy.deepcopy(model)
+    x, y = batch()
+    rt = autopipe.split(model, 2, (x,), n_microbatches=4, costs="estimated").runtime(mean_square)
+    for is_trained, syncs in ((True, True), (False, True), (True, False), (False, True), (True, True)):
+        for side in (model, plain):
+            side.first.weight.requires_grad_(is_trained)
+        with contextlib.nullcontext() if syncs else rt.no_sync():
+            rt.step(x, target=y)
+        mean_square(plain(x), y).backward()
+        if syncs:
+            torch.testing.assert_close(model.first.weight.grad, plain.first.weight.grad)
+
+
+class Weighing(nn.Module):
+    """A loss that trains a weight of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, output, target):
+        return mean_square(self.weight * output, target)
+
+
+def hooks_under_wraps():
+    """Hooks see gradients of the whole batch also where stages are wrapped, and those of a loss's weights."""
+    losses = Weighing(), Weighing()
+    pair = Pair(losses[0])
+    x, y = batch()
+    pair.rt.wrap(Around)
+    for held in (pair.rt.parameters(), pair.plain.parameters(), *(loss.parameters() for loss in losses)):
+        for parameter in held:
+            parameter.register_hook(lambda grad: grad.clamp(-0.001, 0.001))
+    pair.rt.step(x, target=y)
+    losses[1](pair.plain(x), y).backward()
+    pair.same_gradients()
+    torch.testing.assert_close(losses[0].weight.grad, losses[1].weight.grad)
+
+
+class Around(nn.Module):
+    def __init__(self, stage):
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, *values, **options):
+        return self.stage(*values, **options)
 
 
 def hooks_that_move():
@@ -619,7 +680,7 @@ def groups():
 
 CHECKED = (
     modes, batches, targets, losses, interrupted, calls, unlike, fed, fed_anew, optimizers, hooks,
-    hooks_on_ties, hooks_that_move, loads, several, groups,
+    hooks_on_ties, frozen_ties, hooks_under_wraps, hooks_that_move, loads, several, groups,
 )  # fmt: skip
 CHECKS = {f.__name__: f for f in CHECKED}
 

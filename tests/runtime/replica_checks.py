@@ -489,6 +489,23 @@ def replicas_in_step():
         runtime.step(x, target=x)
 
 
+def replicas_with_hooks():
+    """2 × 2: a hook that would be given one replica's part of a gradient is refused, by name."""
+    mesh = dist.init_device_mesh(shared.KIND, (2, 2), mesh_dim_names=("pp", "dp"))
+    model, *made = mlp(2)
+    runtime = Runtime(*made, loss_fn=F.mse_loss, mesh=mesh, stall_limit_s=20.0)
+    runtime.wrap(lambda s: DistributedDataParallel(s, process_group=mesh.get_group("dp")))
+    x = torch.randn(16, 8, dtype=torch.float64)
+    handles = [p.register_hook(lambda grad: grad) for p in model.parameters()]
+    for handle in handles:
+        handle.remove()
+    runtime.step(x, target=x)
+    for parameter in model.parameters():
+        parameter.register_hook(lambda grad: grad)
+    with pytest.raises((InputError, StepError), match=r"a hook on the gradient of .* this replica's part"):
+        runtime.step(x, target=x)
+
+
 def replicas_draw_their_own():
     """On one batch each replica has other dropout masks, the same ones at another cut."""
     world = dist.get_world_size()

@@ -30,6 +30,7 @@ def test_ranks_equal_one_process(check, n_ranks):
         ("rendezvous", 3),
         ("replicas", 4),
         ("replicas_in_step", 4),
+        ("replicas_with_hooks", 4),
         ("buckets", 2),
         ("shares_of_labels", 2),
         ("released_weights_have_their_shapes", 2),

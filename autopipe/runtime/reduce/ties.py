@@ -4,7 +4,8 @@ Which parameters are tied is read off the stages, and off a loss that has some o
 is left to ``runtime``.
 
 After a sum every holder has the same gradient. Before the next step adds to it, all holders but the first
-drop theirs: so the next sum counts what was there once, with ``zero_grad`` between steps or without.
+drop theirs: so the next sum counts what was there once, with ``zero_grad`` between steps or without. What is
+frozen meanwhile keeps what it has.
 """
 
 from __future__ import annotations
@@ -81,10 +82,7 @@ def learned(loss_fn: object, model: nn.Module, n_ranks: int) -> tuple[Tie, ...]:
 
 
 class TieSum:
-    """Sums the gradients of one rank's ties over the ranks that share them.
-
-    ``is_summed``: every holder has the whole gradient.
-    """
+    """Sums the gradients of one rank's ties over the ranks that share them."""
 
     def __init__(
         self,
@@ -100,19 +98,21 @@ class TieSum:
             members = [t for t in ties if t.ranks == ranks]
             self._groups[ranks] = (new_group(purpose, ranks), [t.parameter for t in members])
             self._names[ranks] = [t.name for t in members]
-        self.is_summed = False
+        self._in_parts: set[int] = set()
+        """Of which holders have parts of the gradient, as since the last sum a step added to it."""
         self._diverged = Diverged()
 
     def replace(self, replaced: Mapping[int, nn.Parameter]) -> None:
         """Sum the gradients of other parameters from now on: id of the old → the new."""
         for _, parameters in self._groups.values():
             parameters[:] = [replaced.get(id(p), p) for p in parameters]
+        self._in_parts = {id(replaced[i]) if i in replaced else i for i in self._in_parts}
 
     @property
     def is_whole(self) -> bool:
         """Whether no holder has a gradient that was not summed."""
         held = [p for _, parameters in self._groups.values() for p in parameters]
-        return self.is_summed or all(p.grad is None for p in held)
+        return all(p.grad is None for p in held if id(p) in self._in_parts)
 
     def compare(self) -> None:
         """Raise :class:`StepError` where holders have different values of a parameter, not only roundings."""
@@ -144,16 +144,13 @@ class TieSum:
         self._judge()
         if has_hooks:
             self._compare_hooks()
-            if not self.is_summed:
-                self.after_step()
-        if not self.is_summed:
-            return
+            self.after_step()
         for ranks, (_, parameters) in self._groups.items():
-            if ranks[0] != self._rank:
-                for parameter in parameters:
-                    if not is_hooked(parameter):
+            for parameter in parameters:
+                if parameter.requires_grad and id(parameter) not in self._in_parts:
+                    self._in_parts.add(id(parameter))
+                    if ranks[0] != self._rank and not is_hooked(parameter):
                         parameter.grad = None
-        self.is_summed = False
 
     def _compare_hooks(self) -> None:
         for ranks, (group, parameters) in self._groups.items():
@@ -171,5 +168,5 @@ class TieSum:
     def after_step(self) -> None:
         """Sum over the holders; a parameter that got no gradient anywhere keeps none."""
         for group, parameters in self._groups.values():
-            sum_gradients([p for p in parameters if p.requires_grad], group.all_reduce)
-        self.is_summed = True
+            sum_gradients([p for p in parameters if id(p) in self._in_parts], group.all_reduce)
+        self._in_parts.clear()
