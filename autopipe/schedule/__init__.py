@@ -2,8 +2,9 @@
 
 Timing them is left to ``simulator``, running them to ``runtime``.
 
-Where a change goes: a named schedule to ``templates``, or to ``listing`` if it follows from rules; a kind of
-action to ``actions``, its time to ``clock``, its messages to ``wire``, faults it can have to ``validate``.
+Where a change goes: a named schedule to ``templates``, or to ``list_scheduling`` if it follows from rules; a
+kind of action to ``actions``, its time to ``clock``, its messages to ``wire_order``, faults it can have to
+``validate``.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from ..arguments import brief, whole
 from ..errors import InputError
 from ..hardware import Cluster
 from .actions import Action, Schedule, StageTimes, Transfer, parse_action
-from .costaware import cost_aware
+from .cost_aware import cost_aware
 from .drawing import draw
 from .gathers import Gather, gathers
-from .interchange import from_csv, to_csv
 from .templates import BREADTH_FIRST, COST_AWARE, NAMES, SPLIT, placement, template
+from .torch_csv import from_csv, to_csv
 from .validate import check, in_flight
-from .wire import Compute, Message, Recv, Send, Wire, wire_order
+from .wire_order import Compute, Message, Recv, Send, Wire, wire_order
 
 __all__ = [
     "BREADTH_FIRST",

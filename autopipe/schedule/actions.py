@@ -1,6 +1,6 @@
 """The types every schedule is made of, and the dependencies between its actions.
 
-Generating schedules is left to ``templates`` and ``listing``, finding their faults to ``validate``.
+Generating schedules is left to ``templates`` and ``list_scheduling``, finding their faults to ``validate``.
 """
 
 from __future__ import annotations

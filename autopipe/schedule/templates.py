@@ -3,7 +3,7 @@
 Each template is written for *slots*: P ranks with v slots each, the chain of stages laid over them. Slots
 without a stage are left out of the pattern (what remains keeps its order, so it cannot deadlock); more
 stages than slots share one, and run one after another. Schedules from measured times are left to
-``costaware``.
+``cost_aware``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..errors import InputError
 from .actions import Action, Kind, Schedule, may_overlap
-from .listing import Rules, list_schedule
+from .list_scheduling import Rules, list_schedule
 
 __all__ = ["BREADTH_FIRST", "COST_AWARE", "NAMES", "SPLIT", "TEMPLATES", "placement", "template"]
 

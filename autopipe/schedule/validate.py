@@ -1,6 +1,6 @@
 """Finds every fault of a schedule at once and draws where they are.
 
-Generating schedules without faults is left to ``templates`` and ``listing``.
+Generating schedules without faults is left to ``templates`` and ``list_scheduling``.
 """
 
 from __future__ import annotations

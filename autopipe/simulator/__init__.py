@@ -5,13 +5,13 @@ Generating schedules is left to ``schedule``, choosing among them to ``solve``, 
 
 from ..schedule.actions import StageTimes, Transfer
 from .bubbles import Bubble
-from .planned import plan_schedule, plan_transfers, stage_times
+from .chrome_trace import chrome_trace
+from .plan_inputs import plan_schedule, plan_transfers, stage_times
 from .recorded import Ran, Recorded, make_report
 from .report import DRIFTED, Report, StageReport
 from .simulate import in_turn_s, simulate, simulate_schedule
-from .timeline import Event, Sent
-from .trace import chrome_trace
-from .views import Timeline
+from .timeline import Timeline
+from .timeline_data import Event, Sent
 from .watched import Watchable, Watched, plan_file, rank_file, watched
 
 __all__ = [

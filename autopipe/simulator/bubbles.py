@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 
 from ..schedule import Action
-from .handovers import messages_of
-from .timeline import TimelineData
+from .inferred_messages import messages_of
+from .timeline_data import TimelineData
 
 __all__ = ["Bubble", "bubbles_of"]
 

@@ -13,10 +13,10 @@ import msgspec
 
 from ..plans import Plan
 from ..schedule import Action, Message
-from .planned import stage_times
+from .plan_inputs import stage_times
 from .report import Report, StageReport
 from .simulate import in_turn_s, simulate
-from .timeline import Sent
+from .timeline_data import Sent
 
 __all__ = ["Ran", "Recorded", "make_report"]
 

@@ -14,8 +14,8 @@ from ..schedule import Action, Schedule
 from ..shown import Shown
 from ..units import format_bytes, format_seconds
 from .simulate import simulate
-from .timeline import Sent
-from .views import Timeline
+from .timeline import Timeline
+from .timeline_data import Sent
 
 __all__ = ["DRIFTED", "Report", "StageReport"]
 

@@ -1,9 +1,9 @@
 """Runs a schedule on paper: from times, transfers and a cluster to a timeline.
 
-What the timeline tells is left to ``timeline``, what uneven microbatches cost to ``uneven``.
+What the timeline tells is left to ``timeline``, what uneven microbatches cost to ``jitter``.
 
 Known error: ranks that have a processor each never slow one another down, nor the transfers beside them;
-those that share a host's cores are left to ``shared``.
+those that share a host's cores are left to ``shared_cores``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..memory import StageMemory, optimizer_ratio, plan_memory, tied_bytes
 from ..plans import Plan
 from ..schedule import NAMES, Action, Schedule, StageTimes, Transfer, wire_order
 from ..schedule.clock import Clock, Edges, Gathering, run
-from .planned import plan_schedule, plan_transfers, stage_times
-from .shared import is_shared, run_shared
-from .timeline import Event
-from .uneven import uneven_s
-from .views import Timeline
+from .jitter import uneven_s
+from .plan_inputs import plan_schedule, plan_transfers, stage_times
+from .shared_cores import is_shared, run_shared
+from .timeline import Timeline
+from .timeline_data import Event
 
 __all__ = ["in_turn_s", "simulate", "simulate_schedule"]
 
@@ -62,7 +62,7 @@ def simulate_schedule(
     transfers: what crosses between stages; for None, each stage waits for the one before, for free.
     cluster: the links; without one, transfers are free.
     start_s: seconds before any rank's first action, in which each takes in the batch.
-    jitter_s: how unlike the times of microbatches are (``CostTable.jitter_s``); what that costs (``uneven``)
+    jitter_s: how unlike the times of microbatches are (``CostTable.jitter_s``); what that costs (``jitter``)
         follows the last action.
     tie_s: seconds of the all-reduce of tied gradients, for all ranks or per rank. The ranks that have one
         start it together after their last action.

@@ -1,6 +1,6 @@
 """Timelines read from their files: every value is checked against what a timeline can be.
 
-Writing them is left to ``views``.
+Writing them is left to ``timeline``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from ..memory import StageMemory
 from ..schedule import Action, Schedule, check, parse_action
 from ..schema import Bytes, Index, Line, Name, Real, Seconds, build, refuse, versioned
-from .timeline import TimelineData
+from .timeline_data import TimelineData
 
 __all__ = ["VERSION", "read_timeline"]
 

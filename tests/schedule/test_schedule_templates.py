@@ -9,7 +9,7 @@ from strategies import schedules
 from autopipe.errors import InputError
 from autopipe.schedule import NAMES, Schedule, StageTimes, build, check, in_flight, placement
 from autopipe.schedule.clock import Edges, run
-from autopipe.schedule.costaware import saved_peaks
+from autopipe.schedule.cost_aware import saved_peaks
 from autopipe.schedule.templates import TEMPLATES
 
 UNIFORM = (StageTimes(1.0, 2.0, 1.0, 1.0), StageTimes(1.0, 2.5, 1.5, 1.0), StageTimes(2.0, 5.0, 3.0, 2.0))

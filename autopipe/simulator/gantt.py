@@ -5,7 +5,7 @@ Pages and pictures are left to ``look``.
 
 from __future__ import annotations
 
-from .timeline import TimelineData
+from .timeline_data import TimelineData
 
 __all__ = ["gantt"]
 

@@ -16,7 +16,7 @@ from autopipe.schedule import build
 from autopipe.schedule.clock import Edges, run
 from autopipe.schedule.templates import TEMPLATES
 from autopipe.simulator import StageTimes, Transfer, in_turn_s, simulate, simulate_schedule
-from autopipe.simulator.shared import run_shared
+from autopipe.simulator.shared_cores import run_shared
 
 
 def on_cores(n_ranks: int, n_cores: int, link: Link | None = None) -> Cluster:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 
 from ..schedule import Action
-from .timeline import Event, Sent, TimelineData
+from .timeline_data import Event, Sent, TimelineData
 
 __all__ = ["messages_of"]
 

@@ -9,8 +9,8 @@ import collections
 from collections.abc import Sequence
 
 from ..schedule import Action
-from .handovers import messages_of
-from .timeline import Event, Sent, TimelineData
+from .inferred_messages import messages_of
+from .timeline_data import Event, Sent, TimelineData
 
 __all__ = ["critical_path", "critical_seconds"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .critical import critical_path
-from .timeline import TimelineData
+from .critical_path import critical_path
+from .timeline_data import TimelineData
 
 __all__ = ["chrome_trace"]
 

@@ -10,8 +10,8 @@ from strategies import boundaries, clusters, schedules, stage_times
 from autopipe.hardware import Cluster, Link
 from autopipe.schedule import NAMES, StageTimes, Transfer, build, check, in_flight
 from autopipe.schedule.clock import Edges, run
-from autopipe.schedule.costaware import saved_peaks
-from autopipe.schedule.listing import Rules, list_schedule
+from autopipe.schedule.cost_aware import saved_peaks
+from autopipe.schedule.list_scheduling import Rules, list_schedule
 from autopipe.schedule.templates import SPLIT, TEMPLATES
 
 SAVED = st.integers(0, 5)

@@ -1,6 +1,6 @@
 """List scheduling: every rank takes the best action that is ready, under limits on what is in flight.
 
-Which limits make a named schedule is left to ``templates``, which of several to take to ``costaware``.
+Which limits make a named schedule is left to ``templates``, which of several to take to ``cost_aware``.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from ..hardware import Cluster
 from .actions import Action, Schedule, StageTimes, Transfer
 from .clock import Edges, run
-from .listing import Rules, list_schedule
+from .list_scheduling import Rules, list_schedule
 from .templates import COST_AWARE, SPLIT, TEMPLATES, template
 
 __all__ = ["cost_aware", "saved_peaks"]

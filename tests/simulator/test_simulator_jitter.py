@@ -15,7 +15,7 @@ from autopipe.hardware import Cluster, Link
 from autopipe.schedule import StageTimes, Transfer, build
 from autopipe.schedule.clock import Edges, run
 from autopipe.simulator import simulate, simulate_schedule
-from autopipe.simulator.uneven import uneven_s
+from autopipe.simulator.jitter import uneven_s
 
 LINK = Link(0.01, 1e3)
 

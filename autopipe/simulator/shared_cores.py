@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from ..hardware import Cluster
 from ..schedule import Schedule, StageTimes
 from ..schedule.clock import Clock, Edges, wiring
-from .timeline import Event
+from .timeline_data import Event
 
 __all__ = ["is_shared", "run_shared"]
 
