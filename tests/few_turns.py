@@ -2,10 +2,10 @@
 
 import sys
 
-from autopipe.api import rehearsal
-from autopipe.measure import exchange
+from autopipe.api import probing
+from autopipe.measure import message_times
 
-rehearsal._TURNS = exchange._TURNS = 2
+probing._TURNS = message_times._TURNS = 2
 
 if __name__ == "__main__":
-    rehearsal._main(*sys.argv[1:])
+    probing._main(*sys.argv[1:])

@@ -14,9 +14,9 @@ ROOM = pathlib.Path(autopipe.__file__).parent
 MAKERS_OWN = {
     "accelerator.py": "the kinds that torch has an autocast for",
     "hardware.py": "which attention kernels a described device runs",
-    "measure/attention.py": "which attention kernels a described device runs",
+    "measure/meta_attention.py": "which attention kernels a described device runs",
     "measure/devices.py": "descriptions of NVIDIA's devices",
-    "measure/clock.py": "what changes times on NVIDIA's devices alone",
+    "measure/timers.py": "what changes times on NVIDIA's devices alone",
     "runtime/step_result.py": "modules' method of that name, which a runtime does not have",
     "runtime/wire/group.py": "a switch of torch's backends, which has it in its name",
     "tracing/calls/regions.py": "switches of attention's kernels, which have it in their name",

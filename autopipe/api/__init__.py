@@ -4,7 +4,7 @@ Every step's work is left to its own room; this one wires them and decides defau
 """
 
 from .pipe import Pipe
-from .rehearsal import probe
+from .probing import probe
 from .verbs import capture, plan, profile, simulate, split
 
 __all__ = ["Pipe", "capture", "plan", "probe", "profile", "simulate", "split"]

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ..costs import CostTable
 from ..graph import Op
 from ..hardware import Cluster
-from .machine import DeviceLike
+from .cluster import DeviceLike
 from .training import Training
 
 __all__ = ["CONCERNS", "Options"]

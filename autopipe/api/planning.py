@@ -1,6 +1,6 @@
 """Makes a plan of a model: the same on every rank, and the text that takes it from one to the others.
 
-Recording is left to ``recording``, ranks and devices to ``machine``, costs to ``prices``, opening leaves to
+Recording is left to ``recording``, ranks and devices to ``cluster``, costs to ``op_costs``, opening leaves to
 ``refine`` and the cut itself to ``solve``.
 """
 
@@ -25,9 +25,9 @@ from ..solve.stopping import interrupts
 from ..tracing import Capture
 from .agree import decide_once, in_group
 from .checks import check_model
-from .machine import DeviceLike, cluster_for, is_host, of_the_job, stages_per_rank
+from .cluster import DeviceLike, cluster_for, is_host, of_the_job, stages_per_rank
+from .op_costs import costs_of, counts_to_try, microbatch_dims, read
 from .options import Options
-from .prices import costs_of, counts_to_try, microbatch_dims, read
 from .recording import capture, captured
 from .refine import Planned, refine
 from .training import Training

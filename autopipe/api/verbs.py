@@ -23,11 +23,11 @@ from ..solve import solve
 from ..tracing import Capture
 from .agree import join_group, one_call
 from .checks import MOST_MICROBATCHES, check_model, check_names, checked
-from .machine import is_described
+from .cluster import is_described
+from .op_costs import microbatch_dims, profiled
 from .options import CONCERNS, Options
 from .pipe import Pipe
 from .planning import make_plan
-from .prices import microbatch_dims, profiled
 from .recording import capture, captured_for
 
 __all__ = ["capture", "plan", "profile", "simulate", "split"]

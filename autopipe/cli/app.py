@@ -1,7 +1,7 @@
 """The command line: every verb under one name.
 
-What a verb does is left to ``looking`` and ``machine``, which import the package's rooms when run, so that
-help and completion answer at once.
+What a verb does is left to ``plan_commands`` and ``machine_commands``, which import the package's rooms when
+run, so that help and completion answer at once.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from typing import Annotated
 
 import typer
 
-from . import looking, machine
+from . import machine_commands, plan_commands
 from .output import EXIT_CODES
 
 __all__ = ["app"]
 
 VERBS = (
-    looking.profile,
-    looking.plan,
-    looking.simulate,
-    looking.compare,
-    looking.explain,
-    looking.diff,
-    looking.report,
-    looking.watch,
-    machine.probe,
-    machine.run,
-    machine.doctor,
+    plan_commands.profile,
+    plan_commands.plan,
+    plan_commands.simulate,
+    plan_commands.compare,
+    plan_commands.explain,
+    plan_commands.diff,
+    plan_commands.report,
+    plan_commands.watch,
+    machine_commands.probe,
+    machine_commands.run,
+    machine_commands.doctor,
 )
 app = typer.Typer(
     name="autopipe",

@@ -1,6 +1,6 @@
 """The options verbs share, each declared once, in groups that a verb takes whole.
 
-What they do is left to the verbs, making options of a group's fields to ``frame``.
+What they do is left to the verbs, making options of a group's fields to ``command``.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Request:
         import autopipe
 
         from .. import measure
-        from ..api.prices import microbatch_dims
+        from ..api.op_costs import microbatch_dims
         from ..measure import described, device_name, estimate
 
         if source not in SOURCES:

@@ -1,6 +1,6 @@
 """A small model with a skip and a tied pair, which ``doctor`` splits and trains.
 
-What is done with it is left to ``machine``.
+What is done with it is left to ``machine_commands``.
 """
 
 import torch

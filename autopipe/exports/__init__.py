@@ -5,11 +5,11 @@ Running what they make is left to those tools; torch's schedules as CSV are in `
 
 from typing import TYPE_CHECKING, Any
 
-from .layout import from_megatron_layout, to_megatron_layout
-from .relay import Relay, relays
-from .specs import LayerChain, from_layer_specs
-from .titan import torchtitan_pipelining
-from .torchs import gather, to_torch_stages
+from .layer_specs import LayerChain, from_layer_specs
+from .megatron_layout import from_megatron_layout, to_megatron_layout
+from .tensor_chain import Relay, relays
+from .torch_stages import gather, to_torch_stages
+from .torchtitan import torchtitan_pipelining
 
 if TYPE_CHECKING:
     from .checkpoints import dcp_reader, to_dcp

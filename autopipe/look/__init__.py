@@ -3,14 +3,14 @@
 What is shown is left to the rooms before; the command line to ``cli``.
 """
 
+from .cut_reasons import cut_reasons
 from .mesh import Mesh
 from .report import report
-from .svg import gantt, memory
 from .table import Column, Table
 from .tables import certificate, headline, tables
+from .timeline_svg import gantt, memory
 from .views import frame, html, page, plan_memory, text
 from .watching import follow, watch
-from .why import cut_reasons
 
 __all__ = [
     "Column",

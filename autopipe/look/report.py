@@ -1,6 +1,6 @@
 """One offline HTML page about a plan: what was cut where and why, what it should cost, and what ran.
 
-Tables come from ``tables``, the data its scripts draw from ``payload``; this composes the page.
+Tables come from ``tables``, the data its scripts draw from ``report_data``; this composes the page.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..memory import memory_limits
 from ..plans import Plan
 from ..simulator import Report, Timeline, simulate
 from ..units import parse_bytes
+from .cut_reasons import cut_reasons
 from .mesh import Mesh, drawing
-from .payload import graph_payload, time_payload, tree_payload
+from .report_data import graph_payload, time_payload, tree_payload
 from .table import Table, count, nbytes, percent, seconds, word
 from .tables import boundary_table, candidate_table, certificate, stage_table, tables, tie_table
-from .why import cut_reasons
 
 __all__ = ["report"]
 

@@ -1,6 +1,7 @@
 """The tables of every data type: the first is the main one, a headline says the rest in a line.
 
-Importing this is what makes them known to :func:`tables` and :func:`headline`; pictures are left to ``svg``.
+Importing this is what makes them known to :func:`tables` and :func:`headline`; pictures are left to
+``timeline_svg``.
 """
 
 from .generic import headline, ratio, tables

@@ -1,6 +1,6 @@
 """What each object is shown as: text on a terminal, HTML in a notebook, a page, a data frame.
 
-Their tables are left to ``tables``, pictures to ``svg``, a plan's whole page to ``report``.
+Their tables are left to ``tables``, pictures to ``timeline_svg``, a plan's whole page to ``report``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ..memory import memory_limits
 from ..plans import Plan
 from ..schedule import Schedule
 from ..simulator import Report, StageTimes, Timeline, simulate, simulate_schedule
-from . import diffs  # noqa: F401 (registers its tables)
+from . import diff_tables  # noqa: F401 (registers its tables)
 from .mesh import Mesh, drawing
 from .report import report
-from .svg import gantt, memory
 from .tables import headline, rank_table, tables
+from .timeline_svg import gantt, memory
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,9 +15,9 @@ from typing import Any
 
 from ..errors import InputError
 from ..simulator import DRIFTED, Watched, simulate, watched
-from .svg import gantt
 from .table import Column, Table, count, nbytes, percent, runs, seconds
 from .tables import headline, ratio, tables
+from .timeline_svg import gantt
 from .views import cell, html
 
 __all__ = ["follow", "watch"]

@@ -5,17 +5,17 @@ The cost types are plain data in ``costs``; what costs imply for a plan is left 
 
 from __future__ import annotations
 
-from .account import UNCOUNTED
-from .clock import device_name
 from .devices import DEVICES, LINKS, described, device, link
 from .efficiency import Efficiency, fit
 from .estimate import estimate
 from .flops import count_flops
+from .kernel_counts import UNCOUNTED
 from .ledger import Entry, entries, opened, recalibrate, record
 from .probe import probe
 from .profiler import profile
 from .store import Store
 from .symbolic import SymbolicCosts, fit_costs
+from .timers import device_name
 
 __all__ = [
     "DEVICES",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..hardware import Device
-from .account import Kernels
+from .kernel_counts import Kernels
 
 __all__ = ["Efficiency", "fit", "seconds"]
 

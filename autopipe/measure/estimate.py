@@ -20,15 +20,15 @@ from ..graph import Op, OpGraph
 from ..hardware import Device
 from ..tracing import preserved
 from ..tracing.code.leaves import eager
-from .account import Kernels
-from .attention import FusedAttention
-from .clock import device_name
 from .devices import described
 from .devices import device as named
 from .efficiency import Efficiency, seconds
+from .kernel_counts import Kernels
+from .meta_attention import FusedAttention
 from .replay import Replay
 from .standins import stand_ins
 from .survey import Account, Survey, saved_values, survey
+from .timers import device_name
 
 if TYPE_CHECKING:
     from ..tracing import Capture

@@ -1,8 +1,9 @@
 """FLOPs of one kernel from the shapes of its tensors: products, convolutions, attention, recurrences.
 
-Watching kernels run is left to ``account``. A multiplication and an addition count as two. What only moves
-or combines elements (copies, sums, norms, activations) counts as none: its time is that of its bytes. What
-has no formula here is told apart from that, so that a cost is never silently zero; see :func:`count_flops`.
+Watching kernels run is left to ``kernel_counts``. A multiplication and an addition count as two. What only
+moves or combines elements (copies, sums, norms, activations) counts as none: its time is that of its bytes.
+What has no formula here is told apart from that, so that a cost is never silently zero; see
+:func:`count_flops`.
 
 Sources: torch's flop counter for dense products and convolutions; attention as FlashAttention-2 (Dao, 2023)
 counts it, 2 products forward and 5 backward, over the pairs that a causal mask lets through.

@@ -21,12 +21,12 @@ from ..costs import OpCost
 from ..graph import is_matrix
 from ..torch_private import pytree
 from ..units import format_seconds
-from .account import Kernels
-from .clock import Busy, Stopwatch, spread
+from .kernel_counts import Kernels
 from .replay import Piece, Replay, Tape
 from .samples import Samples
-from .stepping import passed_between
+from .step_overheads import passed_between
 from .survey import Account, Survey, saved_values
+from .timers import Busy, Stopwatch, spread
 
 __all__ = ["ALONE", "CPU", "FIRST", "Passes"]
 

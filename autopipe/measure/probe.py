@@ -28,9 +28,9 @@ from ..arguments import whole
 from ..errors import CostError
 from ..hardware import Cluster, Device, Link
 from .busy_cores import places
-from .clock import device_name
 from .devices import described, reserved
-from .exchange import exchange
+from .message_times import exchange
+from .timers import device_name
 
 __all__ = ["MOST_RANKS", "among", "job_group", "probe"]
 

@@ -17,9 +17,8 @@ from tqdm import tqdm
 from .. import accelerator
 from ..costs import CostTable, OpCost
 from ..tracing import Capture, device_of, preserved
-from .alike import INSTANCES, MOST_INSTANCES, OUT_OF_CACHE
+from .alike_ops import INSTANCES, MOST_INSTANCES, OUT_OF_CACHE
 from .busy_cores import Peers, busy, places
-from .clock import device_name, device_settings
 from .devices import described
 from .efficiency import fit
 from .estimate import estimate
@@ -27,9 +26,10 @@ from .passes import ALONE, FIRST, Passes
 from .replay import Replay
 from .samples import Samples
 from .standins import stand_ins
-from .stepping import beginning_s, optimizer_cost
+from .step_overheads import beginning_s, optimizer_cost
 from .store import Store
 from .survey import Survey, describe, survey
+from .timers import device_name, device_settings
 
 __all__ = ["profile"]
 

@@ -28,7 +28,7 @@ from ..tracing.calls.regions import recomputed
 from ..tracing.code.checks import expect, expect_nothing
 from ..tracing.inputs.structure import flatten, unflatten
 from ..tracing.sizes.dims import resize
-from .alike import stood_for
+from .alike_ops import stood_for
 
 if TYPE_CHECKING:
     from ..tracing import Capture

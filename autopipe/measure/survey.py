@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from .. import accelerator
 from ..torch_private import pytree
-from .account import NOTHING, Counter, Kernels, Saved, storage_bytes, tensors
+from .kernel_counts import NOTHING, Counter, Kernels, Saved, storage_bytes, tensors
 from .replay import Piece, Replay, Tape, reads
 
 __all__ = ["Account", "Survey", "describe", "saved_values", "survey"]

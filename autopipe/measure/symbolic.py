@@ -17,9 +17,9 @@ from ..costs import CostTable, OpCost
 from ..errors import CostError, InputError
 from ..schema import Count, Name, Share, build, differs, refuse, versioned
 from ..units import Size, parse_size, size_at, symbol
-from .account import Kernels
 from .devices import described
 from .estimate import accounts
+from .kernel_counts import Kernels
 from .survey import Account
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 The rank with the logits runs transformers' own ``generate``; each of its forwards is told to the other ranks,
 which serve it with caches of their own layers. So is the encoder's, where there is one. The batch may go
-through in microbatches, so that ranks work on several at a time. What lies where is left to ``chains``, a
-forward to ``relay``, caches to ``caches``.
+through in microbatches, so that ranks work on several at a time. What lies where is left to
+``generation_ranks``, a forward to ``generation_forward``, caches to ``generation_caches``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ..runtime import Runtime
 from ..runtime.data.outputs import share
 from ..runtime.engine import Engine
 from ..runtime.reduce.precision import autocast_context
-from .caches import Caches, cache_name, caches_class
-from .chains import INSTEAD, Layout, lay_out, refuse
-from .relay import Forms, Relay, Wire, lent, swapped
+from .generation_caches import Caches, cache_name, caches_class
+from .generation_forward import Forms, Relay, Wire, lent, swapped
+from .generation_ranks import INSTEAD, Layout, lay_out, refuse
 
 __all__ = ["generate"]
 

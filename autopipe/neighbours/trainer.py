@@ -23,8 +23,8 @@ from ..runtime import Runtime
 from ..torch_private import pytree
 from .acceleration import PipelineAccelerator
 from .adapters import has_adapters, save_adapters
-from .caches import cache_name
 from .collectives import meet
+from .generation_caches import cache_name
 from .losses import first_compared, n_compared, smoothed, takes_count
 from .training_arguments import CHECKPOINTING, check
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from .. import accelerator
-from ..measure.account import storage_bytes
+from ..measure.kernel_counts import storage_bytes
 from ..stages import Stage
 
 __all__ = ["PeakMemory", "resident_bytes"]

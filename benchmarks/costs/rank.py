@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 import autopipe
-from autopipe.measure.account import Counter
 from autopipe.measure.busy_cores import pace
+from autopipe.measure.kernel_counts import Counter
 from autopipe.memory import plan_memory
 
 from .causes import Ran, causes

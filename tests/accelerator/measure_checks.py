@@ -13,7 +13,7 @@ from torch import nn
 import autopipe
 from autopipe import accelerator
 from autopipe.measure import passes, profile
-from autopipe.measure.clock import Stopwatch
+from autopipe.measure.timers import Stopwatch
 
 DEVICE = torch.device("sim", 1)
 

@@ -20,7 +20,7 @@ from processes import PATHS, run_ranks
 from typer.testing import CliRunner
 
 import autopipe
-from autopipe.api import rehearsal
+from autopipe.api import probing
 from autopipe.cli import main
 from autopipe.cli.app import app as command_line
 from autopipe.cli.models import load
@@ -194,7 +194,7 @@ def test_a_library_built_for_another_torch_is_named(tmp_path, monkeypatch):
 def test_probe_writes_a_cluster_that_plans_take(turns, tmp_path, monkeypatch):
     if turns == "few":
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, PATHS)))
-        monkeypatch.setattr(rehearsal, "among", lambda n_ranks, _: among(n_ranks, "few_turns"))
+        monkeypatch.setattr(probing, "among", lambda n_ranks, _: among(n_ranks, "few_turns"))
     out = tmp_path / "cluster.json"
     done = invoke("probe", "--ranks", "2", "--nics", "1", "--json", "--out", out)
     assert done.exit_code == 0, done.output

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import autopipe
 from autopipe.errors import InputError
-from autopipe.exports import titan
+from autopipe.exports import torchtitan_pipelining
 
 ROWS, LENGTH, VOCABULARY = 4, 16, 64
 SPLIT = functools.partial(autopipe.split, costs="estimated", device="H200")
@@ -77,7 +77,7 @@ def recorded(schedule):
     training = types.SimpleNamespace(local_batch_size=ROWS, seq_len=LENGTH)
     others = {"compile_config": None, "ac_config": None, "model_config": None, "parallelize_fn": None}
     given = {"parallel_dims": dims, "parallelism": parallelism, "training": training, **others}
-    return Recorded, loss_fn, VOCABULARY, titan.torchtitan_pipelining(SPLIT), given
+    return Recorded, loss_fn, VOCABULARY, torchtitan_pipelining(SPLIT), given
 
 
 def real(schedule):
@@ -91,7 +91,7 @@ def real(schedule):
     spec = model_registry("debugmodel", attn_backend="flex")
     for layer in spec.model.layers:  # its flex attention has no backward on a CPU
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
-    spec = dataclasses.replace(spec, pipelining_fn=titan.torchtitan_pipelining(SPLIT))
+    spec = dataclasses.replace(spec, pipelining_fn=torchtitan_pipelining(SPLIT))
     parallelism = ParallelismConfig(
         pipeline_parallel_degree=2,
         pipeline_parallel_schedule=schedule,

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopipe.look import cut_reasons, gantt, memory, plan_memory, plan_tables, tables
-from autopipe.look.lanes import lanes
+from autopipe.look.graph_lanes import lanes
 from autopipe.plans import Bounds, Candidate
 from autopipe.schedule import build
 from autopipe.simulator import Report, StageReport, simulate

@@ -18,8 +18,8 @@ import autopipe
 from autopipe.errors import InputError, StoreError
 from autopipe.hardware import Device
 from autopipe.measure import DEVICES, LINKS, Efficiency, device, estimate, fit, link, profile
-from autopipe.measure.account import Counter, Kernels
 from autopipe.measure.efficiency import seconds
+from autopipe.measure.kernel_counts import Counter, Kernels
 from autopipe.tracing import Capture
 
 PLAIN = Device("plain", flops_s={"float32": 1e9}, bandwidth_bytes_s=1e9, launch_s=1e-6)

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import autopipe
 from autopipe.errors import InputError
 from autopipe.measure import count_flops, device, estimate, flops
-from autopipe.measure.account import Counter
-from autopipe.measure.attention import FusedAttention
+from autopipe.measure.kernel_counts import Counter
+from autopipe.measure.meta_attention import FusedAttention
 
 
 def counted(run) -> Counter:

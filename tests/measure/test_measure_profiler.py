@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import autopipe
 from autopipe.costs import CostTable
 from autopipe.errors import CostError, InputError
-from autopipe.measure import Store, alike, estimate, profile
+from autopipe.measure import Store, alike_ops, estimate, profile
 from autopipe.measure import passes as passes_module
 
 QUICK = {"min_s": 0.0, "min_passes": 3, "progress": False}
@@ -135,7 +135,7 @@ def test_the_model_is_left_alone(net: Net) -> None:
 
 
 def test_equal_blocks_are_run_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alike, "OUT_OF_CACHE", 0)
+    monkeypatch.setattr(alike_ops, "OUT_OF_CACHE", 0)
     runs: set[nn.Module] = set()
     capture = captured(Stack(40).train(), torch.ones(4, 16))
     # state that the model's code reaches would be put back
@@ -383,7 +383,7 @@ def test_what_the_model_checkpoints_keeps_its_input_alone() -> None:
 
 
 def test_a_measurement_taken_under_other_settings_is_not_used() -> None:
-    from autopipe.measure.clock import device_settings
+    from autopipe.measure.timers import device_settings
 
     before = torch.get_float32_matmul_precision()
     plain = device_settings("cpu")

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import autopipe
 from autopipe.graph import TensorSpec
-from autopipe.measure import alike, estimate
-from autopipe.measure.account import Counter
-from autopipe.measure.alike import INSTANCES, MOST_INSTANCES, OUT_OF_CACHE
+from autopipe.measure import alike_ops, estimate
+from autopipe.measure.alike_ops import INSTANCES, MOST_INSTANCES, OUT_OF_CACHE
 from autopipe.measure.busy_cores import busy
+from autopipe.measure.kernel_counts import Counter
 from autopipe.measure.passes import Passes
 from autopipe.measure.replay import Replay
 from autopipe.measure.samples import Samples
@@ -41,7 +41,7 @@ class Twice(nn.Module):
 
 
 def test_the_whole_backward_reaches_every_parameter_that_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alike, "OUT_OF_CACHE", 0)
+    monkeypatch.setattr(alike_ops, "OUT_OF_CACHE", 0)
     capture = autopipe.capture(Twice(3 * INSTANCES), (torch.ones(4, 8),))
     replay = Replay(capture)
     with stand_ins(replay):
@@ -128,7 +128,7 @@ def test_ops_that_are_not_run_are_counted_as_if_they_were(monkeypatch: pytest.Mo
     replay = Replay(capture, device="meta")
     assert replay.skipped
     some = estimate(capture, "H200")
-    monkeypatch.setattr(alike, "INSTANCES", 1000)
+    monkeypatch.setattr(alike_ops, "INSTANCES", 1000)
     assert not Replay(capture, device="meta").skipped
     every = estimate(capture, "H200")
     for op, cost in every.costs.items():

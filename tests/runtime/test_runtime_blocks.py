@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import autopipe
 from autopipe.hardware import Cluster
-from autopipe.measure.account import Counter
+from autopipe.measure.kernel_counts import Counter
 from autopipe.memory import plan_memory
 from autopipe.plans import StagePlan
 from autopipe.runtime import Runtime

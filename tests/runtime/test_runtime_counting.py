@@ -9,7 +9,7 @@ from torch import nn
 
 import autopipe
 from autopipe.errors import CaptureError, InputError
-from autopipe.exports.relay import relays
+from autopipe.exports.tensor_chain import relays
 from autopipe.tracing import capture
 
 

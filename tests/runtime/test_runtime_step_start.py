@@ -40,10 +40,10 @@ def test_a_batch_that_cannot_be_cut_is_bound() -> None:
 
 
 def test_profiles_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autopipe.api import prices
+    from autopipe.api import op_costs
 
     asked = []
-    monkeypatch.setattr(prices, "beginning", lambda capture, n: asked.append(n) or (lambda: None))
+    monkeypatch.setattr(op_costs, "beginning", lambda capture, n: asked.append(n) or (lambda: None))
     model, quick = nn.Linear(4, 4), {"progress": False, "min_s": 0.0, "min_passes": 1}
     table = autopipe.profile(model, (torch.randn(8, 4),), n_microbatches=4, **quick)
     assert asked == [4]

@@ -1,6 +1,6 @@
 """Which rank runs what of a model that generates: its decoder's layers with caches, and its encoder's if any.
 
-Running it that way is left to ``relay``, choosing tokens to ``generation``.
+Running it that way is left to ``generation_forward``, choosing tokens to ``generation``.
 
 A training stage is one captured forward. Generation runs the model's own code instead, so that caches, masks
 and positions are the library's: every rank runs all of ``forward``, with the layers it owns, and stand-ins

@@ -1,6 +1,6 @@
 """Makes a command of a verb's function: shares out its options, speaks for it, ends with its exit code.
 
-The verbs are left to ``looking`` and ``machine``, the command line they make up to ``app``.
+The verbs are left to ``plan_commands`` and ``machine_commands``, the command line they make up to ``app``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs a model's own forward on every rank, handing what each layer gives from its rank to the next one's.
 
-What lies where is left to ``chains``, choosing tokens to ``generation``.
+What lies where is left to ``generation_ranks``, choosing tokens to ``generation``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..runtime.data.outputs import share
 from ..runtime.engine import Engine
 from ..runtime.stage.setup import exchange
 from ..torch_private import pytree
-from .chains import Chain, Loan, refuse
+from .generation_ranks import Chain, Loan, refuse
 
 __all__ = ["Forms", "Relay", "Wire", "lent", "swapped"]
 

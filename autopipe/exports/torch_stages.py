@@ -1,6 +1,6 @@
 """A split as ``torch.distributed.pipelining`` stages, for torch's own schedules and what builds on them.
 
-The modules they wrap are left to ``relay``, torchtitan's hook for such stages to ``titan``.
+The modules they wrap are left to ``tensor_chain``, torchtitan's hook for such stages to ``torchtitan``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..runtime.data.microbatch import Splitter
 from ..runtime.weights.stale import absent, mark, unmark
 from ..stages import Stage
 from ..tracing import Capture
-from .relay import relays
+from .tensor_chain import relays
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage

@@ -13,7 +13,7 @@ import pytest
 from processes import run_ranks
 
 import autopipe
-from autopipe.api import rehearsal
+from autopipe.api import probing
 from autopipe.hardware import Cluster, Device
 from autopipe.measure.busy_cores import places
 
@@ -35,35 +35,35 @@ def test_ranks_that_outnumber_the_cores_have_one_too() -> None:
 
 def test_ranks_on_accelerators_keep_theirs() -> None:
     cluster = Cluster.uniform(2, Device(speed=0.5))
-    assert rehearsal._rehearsed(cluster) is cluster
+    assert probing._rehearsed(cluster) is cluster
 
 
 def test_ranks_of_a_host_take_its_cores_in_turns() -> None:
     cluster = dataclasses.replace(Cluster.uniform(7), hosts=(0, 1, 0, 1, 0, 1, 0), cores=(2, 1))
-    assert rehearsal._places(cluster) == [0, 0, 0, 1, 1, 2, 1]
+    assert probing._places(cluster) == [0, 0, 0, 1, 1, 2, 1]
 
 
 def test_a_step_is_predicted_from_what_its_stages_take_alone() -> None:
-    model = rehearsal._Model(2)
-    batch = rehearsal.torch.randn(8, 4, rehearsal._WIDTH)
+    model = probing._Model(2)
+    batch = probing.torch.randn(8, 4, probing._WIDTH)
     pins = {"parts.0": 0, "parts.1": 1}
     plan = autopipe.plan(model, 2, (batch,), n_microbatches=8, costs="estimated", pin=pins, schedule="1f1b")
     assert plan.step_s > 0
     # eight microbatches of 3 s through two stages, the second a microbatch behind
-    assert rehearsal._predicted_s(plan, [(1.0, 2.0)] * 2) == pytest.approx(27.0, rel=1e-2)
+    assert probing._predicted_s(plan, [(1.0, 2.0)] * 2) == pytest.approx(27.0, rel=1e-2)
     # the first stage's last backward is a second shorter, and it has waited for the second's otherwise
-    assert rehearsal._predicted_s(plan, [(1.0, 1.0), (1.0, 2.0)]) == pytest.approx(26.0, rel=1e-2)
+    assert probing._predicted_s(plan, [(1.0, 1.0), (1.0, 2.0)]) == pytest.approx(26.0, rel=1e-2)
 
 
 def test_the_first_stage_alone_makes_no_gradient_of_its_input(monkeypatch) -> None:
     taken = {True: (2.0, 6.0), False: (1.0, 3.0)}
-    monkeypatch.setattr(rehearsal, "_timed_s", lambda part, x, of_input: taken[of_input])
-    monkeypatch.setattr(rehearsal, "_mean", lambda seconds: seconds)
-    monkeypatch.setattr(rehearsal, "_places", lambda cluster: [0, 0, 0])
-    monkeypatch.setattr(rehearsal.dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(rehearsal.dist, "get_world_size", lambda: 3)
-    monkeypatch.setattr(rehearsal.dist, "barrier", lambda: None)
-    alone = rehearsal._alone_s(None, None, Cluster.uniform(3))
+    monkeypatch.setattr(probing, "_timed_s", lambda part, x, of_input: taken[of_input])
+    monkeypatch.setattr(probing, "_mean", lambda seconds: seconds)
+    monkeypatch.setattr(probing, "_places", lambda cluster: [0, 0, 0])
+    monkeypatch.setattr(probing.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(probing.dist, "get_world_size", lambda: 3)
+    monkeypatch.setattr(probing.dist, "barrier", lambda: None)
+    alone = probing._alone_s(None, None, Cluster.uniform(3))
     assert alone == [taken[False], taken[True], taken[True]]
 
 
@@ -73,12 +73,12 @@ def test_turns_that_others_disturbed_tell_no_other_speed(monkeypatch) -> None:
 
     def speed(parts_s: list[float], steps_s: list[float]) -> float:
         parts, steps = iter(parts_s), iter(steps_s)
-        monkeypatch.setattr(rehearsal, "_TURNS", len(steps_s))
-        monkeypatch.setattr(rehearsal, "_WARM", 0)
-        monkeypatch.setattr(rehearsal, "_slowest", lambda seconds: 0.0)
-        monkeypatch.setattr(rehearsal, "_alone_s", lambda *given: [(1.0, next(parts))] * 2)
-        monkeypatch.setattr(rehearsal, "_stepped_s", lambda *given: next(steps))
-        return rehearsal._speed(cluster)
+        monkeypatch.setattr(probing, "_TURNS", len(steps_s))
+        monkeypatch.setattr(probing, "_WARM", 0)
+        monkeypatch.setattr(probing, "_slowest", lambda seconds: 0.0)
+        monkeypatch.setattr(probing, "_alone_s", lambda *given: [(1.0, next(parts))] * 2)
+        monkeypatch.setattr(probing, "_stepped_s", lambda *given: next(steps))
+        return probing._speed(cluster)
 
     even = speed([2.0] * 20, [30.0] * 20)
     assert even == pytest.approx(27.0 / 30.0, rel=1e-2)
@@ -95,8 +95,8 @@ def test_turns_that_others_disturbed_tell_no_other_speed(monkeypatch) -> None:
 
 
 def test_every_rank_holds_one_part_of_the_model() -> None:
-    model = rehearsal._Model(3)
-    batch = rehearsal.torch.randn(4, 4, rehearsal._WIDTH)
+    model = probing._Model(3)
+    batch = probing.torch.randn(4, 4, probing._WIDTH)
     pins = {f"parts.{r}": r for r in range(3)}
     pipe = autopipe.split(model, 3, (batch,), n_microbatches=4, costs="estimated", pin=pins)
     sizes = {sum(p.numel() for p in stage.parameters()) for stage in pipe.stages}

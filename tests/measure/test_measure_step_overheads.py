@@ -9,10 +9,10 @@ import torch
 from measure_models import Stack, captured
 from torch import nn
 
-from autopipe.measure import Store, profile, profiler, stepping
+from autopipe.measure import Store, profile, profiler, step_overheads
 from autopipe.measure.passes import ALONE, CPU, FIRST, Passes
 from autopipe.measure.samples import Samples
-from autopipe.measure.stepping import beginning_s, optimizer_cost
+from autopipe.measure.step_overheads import beginning_s, optimizer_cost
 
 QUICK = {"progress": False, "min_s": 0.0, "min_passes": 3}
 EACH_S, PER_BYTE_S = 2e-3, 2e-8
@@ -53,9 +53,11 @@ def test_what_a_step_touches_passes_through_the_caches(
 
 def test_peers_step_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     beside = []
-    busy = stepping.busy
+    busy = step_overheads.busy
     monkeypatch.setattr(
-        stepping, "busy", lambda work, n, device: beside.append((work.__name__, n)) or busy(work, 0, device)
+        step_overheads,
+        "busy",
+        lambda work, n, device: beside.append((work.__name__, n)) or busy(work, 0, device),
     )
     optimizer_cost(Sleeper, [nn.Parameter(torch.zeros(4))], torch.device("cpu"), 0, n_peers=3)
     assert beside == [("step", 3)]

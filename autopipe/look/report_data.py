@@ -13,7 +13,7 @@ from ..costs import CostTable
 from ..graph import Op, OpGraph
 from ..plans import Plan
 from ..simulator import Event, Timeline
-from .lanes import lanes
+from .graph_lanes import lanes
 from .tables import place, shape
 
 __all__ = ["graph_payload", "time_payload", "tree_payload"]

@@ -13,7 +13,7 @@ def laid_out(family, **options):
     from generate_ranks import split
     from generating_models import make
 
-    from autopipe.neighbours.chains import lay_out
+    from autopipe.neighbours.generation_ranks import lay_out
 
     return lay_out(split(make(family), **options).runtime().engine)
 
@@ -60,7 +60,7 @@ def test_an_encoder_has_a_chain_of_its_own(family, around):
 
 def test_caches_of_another_kind_are_refused():
     sizes = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
-    from autopipe.neighbours.chains import lay_out
+    from autopipe.neighbours.generation_ranks import lay_out
 
     model = transformers.MambaForCausalLM(transformers.MambaConfig(**sizes))
     capture = types.SimpleNamespace(model=model, ops=types.SimpleNamespace(model="Mamba"))

@@ -1,6 +1,6 @@
 """A split for torchtitan's trainer: what its models' ``pipelining_fn`` is called for.
 
-The stages are left to ``torchs``; torchtitan itself is not needed. Source: torchtitan/trainer.py and
+The stages are left to ``torch_stages``; torchtitan itself is not needed. Source: torchtitan/trainer.py and
 torchtitan/distributed/pipeline_parallel.py, release 0.3.0.
 """
 
@@ -16,7 +16,7 @@ from torch import nn
 
 from ..errors import InputError
 from ..stages import Stage
-from .torchs import to_torch_stages
+from .torch_stages import to_torch_stages
 
 __all__ = ["PLACED_AS", "torchtitan_pipelining"]
 

@@ -1,6 +1,6 @@
 """What a plan is for: the ranks, the device that each has, and the links between them.
 
-What devices can do is left to ``measure``, what ranks cost to ``prices``.
+What devices can do is left to ``measure``, what ranks cost to ``op_costs``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keys and values of a batch that passes in microbatches: a cache for each, and how beams move between rows.
 
-Which layers of it a rank fills is left to ``relay``.
+Which layers of it a rank fills is left to ``generation_forward``.
 """
 
 from __future__ import annotations

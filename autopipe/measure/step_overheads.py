@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .account import Counter
 from .busy_cores import busy
-from .clock import Stopwatch
+from .kernel_counts import Counter
+from .timers import Stopwatch
 
 __all__ = ["beginning_s", "optimizer_cost", "passed_between"]
 

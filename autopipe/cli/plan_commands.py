@@ -1,6 +1,7 @@
 """The verbs that plan and look: profile, plan, simulate, compare, explain, diff, report, watch.
 
-Verbs that touch machines are left to ``machine``; both are thin over ``planning`` and the package's rooms.
+Verbs that touch machines are left to ``machine_commands``; both are thin over ``planning`` and the package's
+rooms.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import typer
 
 from ..files import write_text
 from . import options as o
-from .frame import verb
+from .command import verb
 from .output import Output, note, table
 
 __all__: list[str] = []

@@ -7,7 +7,7 @@ import gc
 import torch
 from torch import nn
 
-from autopipe.measure.account import Counter, Saved
+from autopipe.measure.kernel_counts import Counter, Saved
 
 
 def test_flops_and_bytes_of_a_product() -> None:

@@ -1,6 +1,6 @@
 """The verbs that touch machines: probe, run, doctor.
 
-Measuring links is left to ``measure``, training to ``runtime``; the other verbs are in ``looking``.
+Measuring links is left to ``measure``, training to ``runtime``; the other verbs are in ``plan_commands``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import typer
 
 from ..files import write_text
 from . import options as o
-from .frame import verb
+from .command import verb
 from .output import Output, aside, note, table
 
 __all__: list[str] = []

@@ -22,7 +22,7 @@ from ..hardware import Device
 from ..runtime.data.step_start import beginning
 from ..tracing import Capture, device_of
 from ..tracing.sizes.variation import Check
-from .machine import DeviceLike, busy_peers, described, is_described
+from .cluster import DeviceLike, busy_peers, described, is_described
 
 __all__ = ["costs_of", "count_microbatches", "counts_to_try", "microbatch_dims", "profiled", "read"]
 
