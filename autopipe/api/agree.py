@@ -2,7 +2,7 @@
 
 A process that a launcher started as one of several, and that is in no process group yet, joins theirs here.
 
-What is decided is left to the caller, how ranks talk to ``runtime.wire.parley``.
+What is decided is left to the caller, how ranks talk to ``runtime.wire.store_messages``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch.distributed.rendezvous import rendezvous
 from .. import errors
 from ..errors import AutopipeError, InputError, PlanError, StepError
 from ..runtime.wire.ended import say_ended
-from ..runtime.wire.parley import Parley, call_of_all
 from ..runtime.wire.side_thread import in_side_thread
+from ..runtime.wire.store_messages import StoreMessages, call_of_all
 
 __all__ = ["decide_once", "in_group", "join_group", "make_alike", "one_call"]
 
@@ -149,7 +149,7 @@ def make_alike(
     made: T | None = None
     failure: Exception | None = None
     mine: tuple[str, dict[str, str]]
-    with Parley(limit_s) as talk:
+    with StoreMessages(limit_s) as talk:
         try:
             made = make()
             mine = ("made", {**(asked or {}), what: digest(made)})
@@ -192,7 +192,7 @@ def decide_once(
     """
     if not in_group():
         return decide()
-    with Parley(limit_s) as talk:
+    with StoreMessages(limit_s) as talk:
         if talk.rank != 0:
             state, text = json.loads(talk.hear("decided", 0, "rank 0 decides"))
             talk.settle("decided")

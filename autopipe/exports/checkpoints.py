@@ -25,11 +25,11 @@ from torch.futures import Future
 from ..arguments import place
 from ..errors import InputError, StoreError
 from ..runtime.checkpoint.loading import Checkpoint, Opened, described, done, fill, open_checkpoint
-from ..runtime.checkpoint.optimizer import LISTED
-from ..runtime.checkpoint.training import filled, find_stored
+from ..runtime.checkpoint.optimizer_state import LISTED
+from ..runtime.checkpoint.training_state import filled, find_stored
 from ..runtime.files.folder import MANIFEST, Draft
-from ..runtime.files.stored import Source, Stored
-from ..runtime.files.tensorfile import Spec
+from ..runtime.files.safetensors_file import Spec
+from ..runtime.files.stored_tensor import Source, Stored
 
 __all__ = ["dcp_reader", "to_dcp"]
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from ..errors import InputError, StoreError
 from ..runtime import Runtime
-from ..runtime.files.pickled import unpickled
+from ..runtime.files.torch_save import unpickled
 from .collectives import meet
 from .module import PipelineModule
 

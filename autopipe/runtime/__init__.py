@@ -21,7 +21,7 @@ weights      whose the weights are
 
 ``engine`` builds all of them, ``runner`` runs one call through them; ``save_load`` saves and loads, with
 ``agreement`` so that all ranks do it alike; ``rebalance`` cuts anew and ``weight_moves`` moves the weights;
-``runtime`` and ``upkeep`` are what users meet.
+``runtime`` and ``between_steps`` are what users meet.
 
 Where a change goes:
 
@@ -29,12 +29,13 @@ Where a change goes:
 - how a batch is cut into rows: ``data.microbatch``; what a microbatch weighs: ``data.weights``
 - a kind of action: ``execute.program`` puts it in its place, ``execute.executor`` runs it, ``stage.worker``
   does it
-- what ranks must agree on before a step: ``execute.accord``; what they tell one another: ``wire.talk``
+- what ranks must agree on before a step: ``execute.step_agreement``; what they tell one another:
+  ``wire.control_messages``
 - what crosses between stages: ``wire.boundary``, ``wire.channel``; over what it goes: ``wire.group``,
-  ``wire.link``
+  ``wire.socket_link``
 - how a lost rank is noticed: ``wire.failure``, ``wire.lost_ranks``
-- what is summed over ranks: ``reduce.ties``, ``reduce.parallel``
-- what a save holds: ``checkpoint.training``; files that can be loaded: ``checkpoint.loading``
+- what is summed over ranks: ``reduce.ties``, ``reduce.data_parallel``
+- what a save holds: ``checkpoint.training_state``; files that can be loaded: ``checkpoint.loading``
 """
 
 from .data.rows import mixing

@@ -1,6 +1,6 @@
 """All ranks of one mind where they save, load or cut anew, and all replicas: who is told what, who raises.
 
-What is saved and loaded is left to ``save_load``, what replicas have of their own to ``replicas``.
+What is saved and loaded is left to ``save_load``, what replicas have of their own to ``replica_state``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import msgspec
 from ..errors import AutopipeError, InputError, StoreError
 from ..files import unreadable
 from .checkpoint.rank_contents import SaveStatus
-from .checkpoint.replicas import Replica
-from .reduce.parallel import largest
+from .checkpoint.replica_state import Replica
+from .reduce.data_parallel import largest
 
 if TYPE_CHECKING:
     from .engine import Engine

@@ -22,24 +22,28 @@ from ..errors import InputError
 from ..plans import Plan
 from ..schedule import Message
 from ..stages import Stage
+from .data.call_kinds import Kinds
 from .data.feed import Feed
 from .data.intake import Intake
-from .data.kinds import Kinds
 from .data.microbatch import Batch
-from .execute.accord import Accord
 from .execute.executor import Clock, Executor, Line
 from .execute.program import pick_schedule, step_program
 from .execute.results import Results
-from .new_inputs import bind, meet, meet_form, renew
+from .execute.step_agreement import StepAgreement
+from .new_forms import bind, meet, meet_form, renew
 from .options import Options
 from .peak_memory import PeakMemory
+from .reduce.data_parallel import ReplicaDims, Replicas, replicas_of
 from .reduce.hooks import is_hooked
-from .reduce.parallel import ReplicaDims, Replicas, replicas_of
 from .reduce.precision import autocast_context, placeholder
 from .reduce.refusals import watch, watch_scalers
 from .reduce.ties import TieSum, check_ties, find_ties, learned
-from .stage.copies import Copies
-from .stage.crew import (
+from .stage.hooks import is_hooked
+from .stage.initialise import initialise
+from .stage.loss import Loss
+from .stage.setup import card, check_same, pick_device, place, sections_of
+from .stage.worker import Worker
+from .stage.workers import (
     check_replicas,
     gathered,
     make_workers,
@@ -47,10 +51,7 @@ from .stage.crew import (
     sharded_stages,
     wrap_all,
 )
-from .stage.initialise import initialise
-from .stage.loss import Loss
-from .stage.setup import card, check_same, pick_device, place, sections_of
-from .stage.worker import Worker
+from .stage.written_copies import Copies
 from .thread_turns import Turn
 from .weights.equal_start import check_weights, fingerprints
 from .weights.gather import gather_weights
@@ -235,9 +236,9 @@ class Engine:
         self._channel = None if self.peers is None else Channel(self.peers, self.device)
         position = Position() if self.peers is None else self.peers.position
         self.executor = Executor(self.workers, self.edges, plan, self._channel, position)
-        self.accord: Accord | None = None
+        self.step_agreement: StepAgreement | None = None
         if self.peers is not None and self._channel is not None:
-            self.accord = Accord(capture, self.peers, self._channel, is_fed=self.intake.is_fed)
+            self.step_agreement = StepAgreement(capture, self.peers, self._channel, is_fed=self.intake.is_fed)
             self._connect(self.peers)
 
     def _take_up(self, stages: tuple[Stage, ...]) -> None:
@@ -475,7 +476,7 @@ class Engine:
         with self.turn:
             self.check_between(f"{name}()")
             with self.doing(f"the call of {name}"):
-                return look() if self.accord is None else self.accord.call(name, look, show)
+                return look() if self.step_agreement is None else self.step_agreement.call(name, look, show)
 
     def check_between(self, call: str) -> None:
         """Raise :class:`InputError` where this thread is within another call, which the user's code made."""

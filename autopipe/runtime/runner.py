@@ -27,8 +27,8 @@ from .data.input_gradients import backpropagate
 from .data.intake import BATCHES, WeightedBatch
 from .data.microbatch import Batch
 from .engine import Engine
-from .execute.accord import Traits
 from .execute.executor import Clock, Line
+from .execute.step_agreement import Traits
 from .options import Request, is_due
 from .reduce.hooks import once_a_step
 from .reduce.precision import spread_overflow
@@ -333,12 +333,12 @@ class Runner:
             engine.loss.begin(engine.end_worker.step)
         if step.grad and self.syncs:
             self._compare_replicas(step)
-        if step.grad and engine.accord is not None:
+        if step.grad and engine.step_agreement is not None:
             engine.part_with_weights()
         has_hooks, self._hooked, self._hooked_ties = engine.hooked() if step.grad else (False, (), ())
         looks, self._traits = False, self._own_traits(has_hooks) if step.grad else 0
-        if engine.accord is not None:
-            self._waited_s, looks, self._traits = engine.accord.begin(
+        if engine.step_agreement is not None:
+            self._waited_s, looks, self._traits = engine.step_agreement.begin(
                 step, self.factor, engine.n_loads, self._traits
             )
         if step.grad and not self._traits & Traits.HOLDS:
@@ -512,7 +512,7 @@ class Runner:
         engine = self.engine
         alone = engine.options.mesh is None or engine.options.mesh.ndim == 1
         if (
-            engine.accord is None
+            engine.step_agreement is None
             or engine.peers is None
             or not alone
             or not isinstance(error, Exception)
@@ -521,6 +521,6 @@ class Runner:
         ):
             self._fail(error)
         try:
-            engine.accord.refuse(error)
+            engine.step_agreement.refuse(error)
         finally:
             self._end()

@@ -1,6 +1,6 @@
 """The runtime as users see it: steps, evaluation, accumulation, parameters, clipping.
 
-Running a batch is left to ``runner``, what users do between steps to ``upkeep``.
+Running a batch is left to ``runner``, what users do between steps to ``between_steps``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..costs import CostTable
 from ..errors import InputError
 from ..plans import Plan
 from ..stages import Stage
+from .between_steps import BetweenSteps
 from .engine import Engine
 from .options import Options, Request, Where
 from .rebalance import Cutter
@@ -25,7 +26,6 @@ from .reduce.precision import clip_grad_norm
 from .runner import Runner
 from .save_load import Checkpoints
 from .step_result import ELSEWHERE, StepResult
-from .upkeep import Upkeep
 
 if TYPE_CHECKING:
     from ..tracing import Capture
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Runtime", "StepResult"]
 
 
-class Runtime(Upkeep):
+class Runtime(BetweenSteps):
     """Runs a pipeline: this rank's stages when a process group is up, else all stages in this process.
 
     Every rank makes it, and calls its methods, alike. ``None`` means what the plan says. In one process,

@@ -1,7 +1,7 @@
 """Saves and loads of a runtime: what it holds, and in what order things are done.
 
 That all ranks end alike is left to ``agreement``, files to ``saving`` and ``loading``, training state to
-``training``.
+``training_state``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from ..errors import AutopipeError, InputError, StoreError
 from .agreement import Agreement, CallSignature
-from .checkpoint.background import Saving
-from .checkpoint.extra import extra_modules, held_extras, named_tensors
+from .checkpoint.background_save import Saving
+from .checkpoint.extra_state import extra_modules, held_extras, named_tensors
 from .checkpoint.rank_contents import RankContents, SaveStatus, owned, staged
-from .checkpoint.replicas import Words
+from .checkpoint.replica_state import Words
 from .checkpoint.saving import save, save_single
 from .checkpoint.state_by_weight import Holding
-from .checkpoint.training import Restoring, collect
+from .checkpoint.training_state import Restoring, collect
 from .files.folder import MANIFEST, step_path, steps_in
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Whose turn at a runtime it is: threads take turns, or are refused where turns could not be kept alike.
 
-What is done in a turn is left to ``runner`` and ``upkeep``.
+What is done in a turn is left to ``runner`` and ``between_steps``.
 """
 
 from __future__ import annotations

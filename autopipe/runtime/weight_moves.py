@@ -17,14 +17,14 @@ from .. import accelerator
 from ..errors import InputError
 from ..stages import Stage
 from ..torch_private import UnseenByFunctions
-from .checkpoint.optimizer import LISTED, names_in
 from .checkpoint.optimizer_extras import held_beside, left_out
-from .files.tensorfile import text_of
+from .checkpoint.optimizer_state import LISTED, names_in
+from .files.safetensors_file import text_of
 from .reduce.hooks import n_hooks
 from .stage.setup import exchange
 from .weights.stale import unmark
 from .wire.peers import Peers
-from .wire.values import Unfit, dtype_of, dumps, loads, name_of
+from .wire.plain_values import Unfit, dtype_of, dumps, loads, name_of
 
 if TYPE_CHECKING:
     from .engine import Engine

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 
-from autopipe.runtime.wire.key import attempt
+from autopipe.runtime.wire.job_key import attempt
 
 from .faults import Ranks
 from .rank import told

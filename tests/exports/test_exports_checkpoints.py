@@ -20,7 +20,7 @@ import autopipe
 from autopipe.errors import InputError, StoreError
 from autopipe.exports import dcp_reader, to_dcp
 from autopipe.runtime.checkpoint import loading
-from autopipe.runtime.files.tensorfile import TensorFile
+from autopipe.runtime.files.safetensors_file import TensorFile
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is .*disabled, unavailable or uninit:UserWarning"

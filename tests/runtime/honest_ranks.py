@@ -405,7 +405,7 @@ def equal_batches():
     records = []
     handler = logging.Handler()
     handler.emit = records.append
-    logger = logging.getLogger("autopipe.runtime.reduce.parallel")
+    logger = logging.getLogger("autopipe.runtime.reduce.data_parallel")
     logger.addHandler(handler)
     for shared in (False, True):
         torch.manual_seed(0)

@@ -9,7 +9,7 @@ import torch
 from processes import run_ranks
 
 from autopipe.runtime.data.microbatch import AT_A_GLANCE, Batch
-from autopipe.runtime.reduce.parallel import replicas_of
+from autopipe.runtime.reduce.data_parallel import replicas_of
 
 
 @pytest.mark.timeout(120)

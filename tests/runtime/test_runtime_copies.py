@@ -6,7 +6,7 @@ from torch import nn
 
 import autopipe
 from autopipe.errors import StepError
-from autopipe.runtime.stage.copies import Copies
+from autopipe.runtime.stage.written_copies import Copies
 
 
 class Shared(nn.Module):

@@ -18,8 +18,8 @@ from autopipe.errors import InputError, StoreError
 from autopipe.runtime import Runtime
 from autopipe.runtime.checkpoint import saving
 from autopipe.runtime.checkpoint.loading import open_checkpoint
-from autopipe.runtime.checkpoint.training import Restoring, collect
-from autopipe.runtime.files import folder, tensorfile
+from autopipe.runtime.checkpoint.training_state import Restoring, collect
+from autopipe.runtime.files import folder, safetensors_file
 
 
 class Net(nn.Module):
@@ -181,8 +181,8 @@ def test_a_crash_at_any_moment_leaves_the_earlier_save_whole(tmp_path, monkeypat
 
             return run
 
-        monkeypatch.setattr(tensorfile, "CHUNK_BYTES", 100)
-        for module, name in ((tensorfile, "_write_all"), (saving, "_write_text"), (folder, "sync")):
+        monkeypatch.setattr(safetensors_file, "CHUNK_BYTES", 100)
+        for module, name in ((safetensors_file, "_write_all"), (saving, "_write_text"), (folder, "sync")):
             monkeypatch.setattr(module, name, counted(getattr(module, name)))
         monkeypatch.setattr(os, "fsync", counted(os.fsync))
         monkeypatch.setattr(folder, "_exchange", counted(folder._exchange))
@@ -215,7 +215,7 @@ def test_a_full_disk_leaves_the_earlier_save_whole_and_training_goes_on(tmp_path
     runtime.save(tmp_path / "c", **kept)
     before = weights(runtime)
     train(runtime, kept, 1)
-    whole = tensorfile._write_all
+    whole = safetensors_file._write_all
     room = iter([True, True, True])
 
     def write(fd, view, at):
@@ -223,7 +223,7 @@ def test_a_full_disk_leaves_the_earlier_save_whole_and_training_goes_on(tmp_path
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model")
         return whole(fd, view, at)
 
-    monkeypatch.setattr(tensorfile, "_write_all", write)
+    monkeypatch.setattr(safetensors_file, "_write_all", write)
     with pytest.raises(StoreError, match="was not saved, and what was there is as it was: No space left"):
         runtime.save(tmp_path / "c", **kept)
     monkeypatch.undo()

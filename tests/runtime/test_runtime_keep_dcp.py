@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from autopipe.errors import StoreError
 from autopipe.runtime import Runtime
 from autopipe.runtime.checkpoint.loading import open_checkpoint
-from autopipe.runtime.files.distcp import Distcp
+from autopipe.runtime.files.dcp import Distcp
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is .*disabled, unavailable or uninit:UserWarning"

@@ -17,8 +17,8 @@ from autopipe.exports import to_dcp
 from autopipe.runtime import Runtime
 from autopipe.runtime.checkpoint import loading
 from autopipe.runtime.checkpoint.loading import open_checkpoint
-from autopipe.runtime.files.pickled import unpickled
-from autopipe.runtime.wire.values import Unfit, dumps, loads
+from autopipe.runtime.files.torch_save import unpickled
+from autopipe.runtime.wire.plain_values import Unfit, dumps, loads
 
 
 def runtime_of(seed=0):

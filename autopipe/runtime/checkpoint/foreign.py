@@ -1,6 +1,6 @@
 """Tells what others saved apart: the model among other things, optimizers' state by parameter name, the rest.
 
-Reading it is left to ``distcp`` and ``loading``.
+Reading it is left to ``dcp`` and ``loading``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import StoreError
-from ..files.stored import EXTRA, Stored, is_extra
+from ..files.stored_tensor import EXTRA, Stored, is_extra
 
 __all__ = ["Found", "renamed", "sort_out"]
 

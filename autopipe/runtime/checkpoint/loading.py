@@ -1,7 +1,7 @@
 """Reads checkpoints: ours, Hugging Face's, torch's, single files; all is checked before anything is changed.
 
 Which part of which tensor a rank needs is worked out by ``torch.distributed.checkpoint``'s planner; how
-tensors lie in files is left to ``tensorfile``.
+tensors lie in files is left to ``safetensors_file``.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from torch.futures import Future
 
 from ...errors import StoreError
 from ...files import read_bytes, unreadable
-from ..files.distcp import MAX_METADATA_BYTES, METADATA, Distcp
+from ..files.dcp import MAX_METADATA_BYTES, METADATA, Distcp
 from ..files.folder import MANIFEST, resolve, steps_in
 from ..files.manifest import MAX_TEXT_BYTES, Manifest, digest, open_files, read_manifest
-from ..files.pickled import Pickled
-from ..files.stored import Source, Stored, is_extra
-from ..files.tensorfile import Spec, TensorFile
+from ..files.safetensors_file import Spec, TensorFile
+from ..files.stored_tensor import Source, Stored, is_extra
 from ..files.threads import in_threads, threads_for
-from ..wire.values import Unfit, loads
+from ..files.torch_save import Pickled
+from ..wire.plain_values import Unfit, loads
 from .foreign import renamed, sort_out
 
 __all__ = ["Checkpoint", "Opened", "described", "differences", "done", "fill", "open_checkpoint"]

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ...stages import Stage
 from ..files.manifest import FileRecord
-from ..files.tensorfile import Spec, is_plain
+from ..files.safetensors_file import Spec, is_plain
 from ..files.threads import in_threads, threads_for
-from ..wire.values import Unfit, dumps
-from .extra import named_tensors
+from ..wire.plain_values import Unfit, dumps
+from .extra_state import named_tensors
 
 __all__ = ["File", "RankContents", "SaveStatus", "files_of", "owned", "staged", "whole"]
 

@@ -1,7 +1,7 @@
 """Saves a pipeline's weights and training state: every rank writes its own, one rename completes it.
 
-How a directory appears at once is left to ``folder``, how tensors lie in a file to ``tensorfile``, what a
-rank saves to ``rank_contents``.
+How a directory appears at once is left to ``folder``, how tensors lie in a file to ``safetensors_file``, what
+a rank saves to ``rank_contents``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import Tensor
 from ...errors import AutopipeError, StoreError
 from ..files.folder import MANIFEST, Draft, forget_oldest, sync
 from ..files.manifest import FORMAT, VERSION, FileRecord, Manifest, digest
-from ..files.tensorfile import Spec, TensorFile, of_text, text_of, write_tensors
+from ..files.safetensors_file import Spec, TensorFile, of_text, text_of, write_tensors
 from ..files.threads import threads_for
-from ..wire.values import dumps, loads
+from ..wire.plain_values import dumps, loads
 from .rank_contents import File, RankContents, SaveStatus, files_of, whole
 
 __all__ = ["INDEX", "Exchange", "save", "save_single"]

@@ -1,6 +1,6 @@
 """State that objects keep for each weight, such as averages: goes where the weight goes, whoever saved it.
 
-Files, and objects that know nothing of weights, are left to ``training``.
+Files, and objects that know nothing of weights, are left to ``training_state``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ...graph import ParameterSpec
-from ..files.stored import Stored
+from ..files.stored_tensor import Stored
 
 __all__ = ["NOTHING", "Holding", "by_position", "fitting"]
 

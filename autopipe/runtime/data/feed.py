@@ -19,7 +19,7 @@ from ...tracing.inputs.free_numbers import plainly_given
 from ..wire.announcement import Announced, Announcement, Form, oddity
 from ..wire.boundary import flatten
 from ..wire.peers import Peers
-from .kinds import Kinds
+from .call_kinds import Kinds
 from .microbatch import Batch
 from .weights import Weights
 

@@ -21,9 +21,9 @@ from ...tracing.inputs.held_numbers import divided, placed
 from ...tracing.inputs.structure import flatten
 from ..options import Options, Request
 from ..wire.peers import Peers
+from .call_kinds import Kind, Kinds
 from .feed import Feed
 from .input_gradients import tracked
-from .kinds import Kind, Kinds
 from .microbatch import Batch, Cut, with_forms
 from .weights import Bound
 

@@ -1,6 +1,6 @@
 """What a rank does with a batch before a step's first action, so that it can be timed.
 
-Doing it in a step is left to ``intake``, which it calls, and ``accord``; timing it to ``measure``.
+Doing it in a step is left to ``intake``, which it calls, and ``step_agreement``; timing it to ``measure``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ...errors import AutopipeError
 from ...stages import Section
 from ..options import Options, Request
+from .call_kinds import Kind, Kinds
 from .intake import Intake
-from .kinds import Kind, Kinds
 from .microbatch import AT_A_GLANCE, with_forms
 
 if TYPE_CHECKING:

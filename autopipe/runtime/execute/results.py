@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.kinds import Kinds
+from ..data.call_kinds import Kinds
 from ..data.outputs import share, weighted
 from ..stage.worker import StepInputs, Worker
 from ..step_result import StepResult
 from ..wire.peers import Peers
-from ..wire.values import dtype_of, name_of
+from ..wire.plain_values import dtype_of, name_of
 
 __all__ = ["Results"]
 

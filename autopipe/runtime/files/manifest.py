@@ -1,6 +1,6 @@
 """What a checkpoint says of itself: its files, their sizes and checksums, the model, the step.
 
-Tensors are left to ``tensorfile``, drafting and renaming to ``folder``.
+Tensors are left to ``safetensors_file``, drafting and renaming to ``folder``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from ...errors import StoreError
 from ...files import read_bytes
 from .folder import MANIFEST
-from .tensorfile import Spec, TensorFile
+from .safetensors_file import Spec, TensorFile
 
 __all__ = [
     "FORMAT",

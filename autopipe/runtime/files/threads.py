@@ -1,6 +1,6 @@
 """Does the parts of a save or load in several threads: checksums, copies and system calls run side by side.
 
-What the parts are is left to ``tensorfile``, ``saving`` and ``loading``.
+What the parts are is left to ``safetensors_file``, ``saving`` and ``loading``.
 """
 
 from __future__ import annotations

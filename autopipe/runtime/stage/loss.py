@@ -20,7 +20,7 @@ from ...errors import AutopipeError, InputError, StepError
 from ...stages import own_loss
 from ...tracing.inputs.structure import flatten, unflatten
 from ...tracing.sizes.other_masks import LEFT_OUT
-from ..data.kinds import Kinds
+from ..data.call_kinds import Kinds
 from ..data.outputs import weighted
 from ..options import Options, is_due
 from .left_behind import leaves_of, made_before, newest, reads_noted

@@ -18,11 +18,11 @@ from ...stages import Section, Stage, rng
 from ...torch_private import backward
 from ...tracing.code.leaves import is_torchs
 from ..data.microbatch import Batch
-from ..reduce.parallel import Replicas
+from ..reduce.data_parallel import Replicas
 from ..wire.boundary import REQUIRES_GRAD, Edge, flatten
 from .backward import Root, WeightWork, backward_input, root_of
+from .kept_as_read import kept_as_read
 from .offload import offloaded
-from .rewritten import kept_as_read
 
 __all__ = ["StepInputs", "Worker"]
 

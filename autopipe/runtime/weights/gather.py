@@ -16,7 +16,7 @@ from ...stages import Stage
 from ..checkpoint.rank_contents import whole
 from ..stage.setup import exchange
 from ..wire.peers import Peers
-from ..wire.values import dtype_of, name_of
+from ..wire.plain_values import dtype_of, name_of
 from .stale import unmark
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from ... import accelerator
 from ...errors import InputError
 from ...hardware import DIRECT_BYTES
 from .boundary import Frame
-from .values import dtype_of, name_of
+from .plain_values import dtype_of, name_of
 
 __all__ = ["LIKE", "Announced", "Announcement", "Form", "ToldForm", "oddity", "plain"]
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from .key import Seal, attempt, job_key
+from .job_key import Seal, attempt, job_key
 
 __all__ = ["Board", "StoreGone", "StoreSilent"]
 

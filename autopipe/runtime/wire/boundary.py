@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge
 from ...errors import StepError
 from ...stages import Section
 from ...torch_private import pytree
-from .values import Unfit, dumps, loads
+from .plain_values import Unfit, dumps, loads
 
 __all__ = ["REQUIRES_GRAD", "Edge", "Frame", "edges_between", "flatten"]
 

@@ -20,8 +20,8 @@ from ... import accelerator
 from ...errors import StepError
 from .announcement import LIKE, Announced, Announcement, Form, oddity, plain
 from .boundary import Book, Edge
-from .link import SENT
 from .peers import Peers
+from .socket_link import SENT
 
 __all__ = ["Channel", "Gradients", "Values"]
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ...errors import StepError
 from ...torch_private import default_store
 from .board import Board
-from .key import Seal, attempt, job_key
+from .job_key import Seal, attempt, job_key
 
 __all__ = ["ended", "say_ended"]
 

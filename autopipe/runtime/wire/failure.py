@@ -21,7 +21,7 @@ import msgspec
 
 from ...errors import AutopipeError, StepError
 from .board import Board, StoreGone, StoreSilent
-from .key import KEY_VARIABLE
+from .job_key import KEY_VARIABLE
 from .position import Patience, Position
 
 __all__ = ["Watch", "first_difference", "roll_call"]

@@ -21,7 +21,7 @@ from ... import accelerator
 from ...errors import InputError
 from ...hardware import DIRECT_BYTES
 from ...torch_private import backend_plugin, plugin_options
-from .link import Link
+from .socket_link import Link
 
 __all__ = ["FOREVER", "DeviceGroup", "Group", "HostGroup", "StagedGroup", "break_group", "make_group"]
 

@@ -26,15 +26,15 @@ from ... import accelerator
 from ...errors import AutopipeError, InputError, PlanError, StepError
 from ...torch_private import default_store
 from .board import Board, StoreGone
+from .control_messages import ControlMessages
 from .ended import ended
 from .failure import Watch, first_difference, roll_call
 from .group import FOREVER, Group, HostGroup, break_group, make_group
-from .link import Link, connect
 from .lost_ranks import corner, end_of_a_replica, loss_in, tells_of_a_loss
 from .position import OUTSIDE, Patience, Position
 from .refused import refusal, say_refused
 from .side_thread import in_side_thread
-from .talk import Talk
+from .socket_link import Link, connect
 
 __all__ = ["STOPS", "Peers", "joining", "pipeline_ranks"]
 
@@ -127,7 +127,7 @@ def _corner_of_begun() -> str:
     return f"runtimes/{_n_begun}"
 
 
-class Peers(Talk):
+class Peers(ControlMessages):
     """This rank's ties to the other ranks of its pipeline.
 
     Attributes

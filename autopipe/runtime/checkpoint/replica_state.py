@@ -22,9 +22,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...errors import StoreError
 from ...torch_private import default_store
-from ..files.tensorfile import bytes_of, of_text, text_of
+from ..files.safetensors_file import bytes_of, of_text, text_of
 from ..wire.board import Board, StoreGone
-from ..wire.values import Unfit, dumps, loads
+from ..wire.plain_values import Unfit, dumps, loads
 from .rank_contents import whole
 
 __all__ = ["ALONE", "Replica", "Words"]

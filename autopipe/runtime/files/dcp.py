@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ...errors import StoreError
 from ...files import open_regular
-from .pickled import fault_of
-from .tensorfile import Spec, has_nan, is_plain
+from .safetensors_file import Spec, has_nan, is_plain
+from .torch_save import fault_of
 
 __all__ = ["MAX_METADATA_BYTES", "METADATA", "Distcp"]
 

@@ -24,7 +24,7 @@ from .failure import Watch
 from .group import FOREVER, HostGroup
 from .position import Position
 
-__all__ = ["Talk"]
+__all__ = ["ControlMessages"]
 
 T = TypeVar("T")
 MAX_MESSAGE_BYTES = 64 << 20
@@ -38,7 +38,7 @@ TOLD_AHEAD = 32
 """How many messages may be on their way to be heard; they are small."""
 
 
-class Talk:
+class ControlMessages:
     """One rank's end of what is told. Whoever joins the ranks gives it the board, the watch and the rest."""
 
     board: Board

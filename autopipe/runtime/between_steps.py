@@ -20,10 +20,10 @@ from .engine import Engine
 from .rebalance import Cutter
 from .save_load import Checkpoints, Saving
 
-__all__ = ["Upkeep"]
+__all__ = ["BetweenSteps"]
 
 
-class Upkeep:
+class BetweenSteps:
     """Every rank calls each of these alike; threads that share one process's take turns."""
 
     _engine: Engine

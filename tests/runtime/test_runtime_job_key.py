@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from autopipe.runtime.wire.key import KEY_VARIABLE, job_key
+from autopipe.runtime.wire.job_key import KEY_VARIABLE, job_key
 
 
 @pytest.fixture(autouse=True)

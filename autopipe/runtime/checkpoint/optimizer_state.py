@@ -1,6 +1,6 @@
 """An optimizer's state by parameter name: its own, or what its class makes a ``state_dict`` of.
 
-When it is saved and put back is left to ``training``, moving it between ranks to ``weight_moves``.
+When it is saved and put back is left to ``training_state``, moving it between ranks to ``weight_moves``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...torch_private import pytree
-from ..files.stored import Stored
+from ..files.stored_tensor import Stored
 from ..reduce.refusals import OF
 
 __all__ = ["LISTED", "as_saved", "is_torchs_way", "named_state", "names_in", "place_for"]

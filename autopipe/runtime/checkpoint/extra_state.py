@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ...stages import Stage
-from ..files.stored import EXTRA, is_extra
+from ..files.stored_tensor import EXTRA, is_extra
 
 __all__ = ["extra_modules", "held_extras", "named_tensors"]
 

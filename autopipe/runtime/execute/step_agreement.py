@@ -23,7 +23,7 @@ from ..wire.peers import Peers
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["Accord", "Traits"]
+__all__ = ["StepAgreement", "Traits"]
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class _Said:
     signatures: Sequence[int] = ()
 
 
-class Accord:
+class StepAgreement:
     """Makes every rank begin the same step, or every rank raise."""
 
     def __init__(self, capture: Capture, peers: Peers, channel: Channel, is_fed: bool) -> None:

@@ -1,7 +1,7 @@
 """Calls met at a step that no form of the model covers: recorded then, on every rank, under the same cut.
 
 Recording is left to the capture. Every rank meets the same inputs at the same step, since all have the batch
-or, under ``feed``, are given all of one that is new; that they made the same of them ``accord`` sees.
+or, under ``feed``, are given all of one that is new; that they made the same of them ``step_agreement`` sees.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import InputError, StaleError
 from ..stages import renewed
-from .data.kinds import Kind
+from .data.call_kinds import Kind
 from .data.microbatch import Batch, with_forms
 from .reduce.precision import autocast_context
 

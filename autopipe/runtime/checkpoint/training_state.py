@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError, StoreError
-from ..files.stored import Stored
-from .optimizer import LISTED, as_saved, is_torchs_way, named_state, names_in, place_for
+from ..files.stored_tensor import Stored
 from .optimizer_extras import held_beside, left_out, shared, snapshot
-from .replicas import ALONE, Replica
+from .optimizer_state import LISTED, as_saved, is_torchs_way, named_state, names_in, place_for
+from .replica_state import ALONE, Replica
 from .state_by_weight import NOTHING, Holding, by_position, fitting
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from torch import Tensor
 from ... import accelerator
 from ...errors import InputError, StoreError
 from ...files import open_regular
-from ..wire.values import dtype_of, name_of
+from ..wire.plain_values import dtype_of, name_of
 from .threads import in_threads
 
 __all__ = [

@@ -1,6 +1,6 @@
 """A tensor of a checkpoint that has not been read, and what every kind of file has to do for it.
 
-The kinds are left to ``tensorfile``, ``distcp`` and ``loading``.
+The kinds are left to ``safetensors_file``, ``dcp`` and ``loading``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from .tensorfile import Spec
+from .safetensors_file import Spec
 
 __all__ = ["EXTRA", "Source", "Stored", "is_extra"]
 

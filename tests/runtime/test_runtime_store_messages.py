@@ -13,7 +13,7 @@ SCRIPT = """
     import torch, torch.distributed as dist
     from torch import nn
     from autopipe.errors import AutopipeError
-    from autopipe.runtime.wire import parley
+    from autopipe.runtime.wire import store_messages
     import autopipe, pickle
 
     def refuse(*args, **kwargs):
@@ -22,7 +22,7 @@ SCRIPT = """
     how, rank = sys.argv[1], int(os.environ["RANK"])
     dist.init_process_group("gloo")
     pickle.loads = refuse
-    parley.SILENCE_S, parley.LATE_FACTOR = 3.0, 2.0
+    store_messages.SILENCE_S, store_messages.LATE_FACTOR = 3.0, 2.0
 
     class Gone(nn.Linear):
         def forward(self, x):

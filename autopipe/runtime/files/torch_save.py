@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ...errors import StoreError
 from ...files import open_regular, unreadable
-from .stored import is_extra
-from .tensorfile import Spec, has_nan, is_plain
+from .safetensors_file import Spec, has_nan, is_plain
+from .stored_tensor import is_extra
 
 __all__ = ["Pickled", "fault_of", "unpickled"]
 

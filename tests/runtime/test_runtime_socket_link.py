@@ -12,18 +12,18 @@ import torch.distributed as dist
 
 from autopipe.errors import StepError
 from autopipe.hardware import DIRECT_BYTES
-from autopipe.runtime.wire import link as links_module
+from autopipe.runtime.wire import socket_link as links_module
 from autopipe.runtime.wire.announcement import Announcement, Form
 from autopipe.runtime.wire.board import Board, StoreGone, StoreSilent
 from autopipe.runtime.wire.boundary import Edge
 from autopipe.runtime.wire.channel import Channel, Values
 from autopipe.runtime.wire.failure import POLL_S, Watch
 from autopipe.runtime.wire.group import HostGroup
-from autopipe.runtime.wire.link import SENT, Link, connect
 from autopipe.runtime.wire.lost_ranks import corner as corner_of
 from autopipe.runtime.wire.lost_ranks import end_of_a_replica
 from autopipe.runtime.wire.position import Patience, Position
 from autopipe.runtime.wire.side_thread import in_side_thread
+from autopipe.runtime.wire.socket_link import SENT, Link, connect
 from autopipe.stages import Section
 
 
