@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import itertools
 import pathlib
 import weakref
@@ -20,25 +19,23 @@ from torch import nn
 from .. import accelerator
 from ..errors import InputError
 from ..plans import Plan
-from ..schedule import Message
+from ..schedule import Message, Schedule
 from ..stages import Stage
 from .data.call_kinds import Kinds
 from .data.feed import Feed
 from .data.intake import Intake
-from .data.microbatch import Batch
 from .execute.executor import Clock, Executor, Line
-from .execute.program import pick_schedule, step_program
+from .execute.program import forward_part, pick_schedule, step_program
 from .execute.results import Results
 from .execute.step_agreement import StepAgreement
-from .new_forms import bind, meet, meet_form, renew
+from .new_forms import NewForms
 from .options import Options
 from .peak_memory import PeakMemory
 from .reduce.data_parallel import ReplicaDims, Replicas, replicas_of
 from .reduce.hooks import is_hooked
-from .reduce.precision import autocast_context, placeholder
+from .reduce.precision import placeholder
 from .reduce.refusals import watch, watch_scalers
 from .reduce.ties import TieSum, check_ties, find_ties, learned
-from .stage.hooks import is_hooked
 from .stage.initialise import initialise
 from .stage.loss import Loss
 from .stage.setup import card, check_same, pick_device, place, sections_of
@@ -83,7 +80,6 @@ class Engine:
     frees: whether weights that only others train are given back. absent: those that others train.
     turn: held by the thread that uses the runtime. under_way: what it does meanwhile.
     kinds: what takes in batches, by what arguments they come in.
-    unrecorded: shapes of whole batches, by input, that the model could not be recorded on.
     publisher: writes recent steps where they are watched. peak_memory: the most the stages held.
     """
 
@@ -103,7 +99,7 @@ class Engine:
         self.patience = Patience(options.stall_limit_s, plan.step_s)
         self._sections = sections_of(stages, options)
         self.is_whole = len(self._sections) > len(stages)
-        pick_schedule(plan, options.schedule, options.n_microbatches, waits=self.is_whole)
+        self._schedule(options.n_microbatches)
         check_same(capture, stages)
         ranks = pipeline_ranks(options.mesh, plan.n_ranks)
         self.device = pick_device(options.device, stages, bool(ranks))
@@ -138,8 +134,8 @@ class Engine:
         self.replica_dims = ReplicaDims(options.mesh)
         self.is_random = any(op.is_random for op in capture.ops.compute)
         self.turn = Turn(waits=self.peers is None, draws=self.is_random, fail=self.fail)
-        self.unrecorded: set[tuple[tuple[int, ...], ...]] = set()
         self.kinds = Kinds(capture, options, is_whole=self.is_whole)
+        self._forms = NewForms(self)
         self.loss = Loss(self.kinds, options, self.device)
         self._n_layouts = 0
         self._feed = self._make_feed()
@@ -183,34 +179,11 @@ class Engine:
         self.counted_elsewhere = {id(t.parameter) for t in ties if t.ranks[0] != self.rank}
         self.records.clear()
         self.intake = Intake(
-            capture,
-            options,
-            self.kinds,
-            self._feed,
-            self.peers,
-            self.stages,
-            self.device,
-            functools.partial(bind, self),
-            self._binds_alike,
-            functools.partial(meet, self),
-            functools.partial(meet_form, self),
-            functools.partial(renew, self),
-            self._check_rows,
+            capture, options, self.kinds, self._forms, self._feed, self.peers, self.stages, self.device
         )
         last = stages[-1].rank
         self.results = Results(self.kinds, self.peers, last, self.device)
         self._wire()
-
-    def _check_rows(self, batch: Batch, has_backward: bool) -> None:
-        """Raise :class:`InputError` where microbatches are not what their batch is."""
-        if batch.n_microbatches < 2:
-            return
-        mixed = self.kinds[batch.kind].mixed
-        mixed.check_tables()
-        if self.is_whole or not self.options.batch_dims:
-            # a rank alone would have the others wait, and what wraps stages would talk to other ranks
-            may_ask = self.peers is None and not self.was_wrapped
-            mixed.check(batch, has_backward=has_backward, may_ask=may_ask)
 
     def _wire(self) -> None:
         """Make what hangs on the code of the stages, and on the values that they take and give."""
@@ -292,9 +265,7 @@ class Engine:
         self.was_wrapped = True
         Replicas.join([worker.replicas for worker in self.workers.values()])
         self._lines.clear()
-        schedule = pick_schedule(
-            self.plan, self.options.schedule, self.options.n_microbatches, waits=self.is_whole
-        )
+        schedule = self._schedule(self.options.n_microbatches)
         notice_whole_backwards(self.workers, schedule)
         rank = None if self.peers is None else self.rank
         self._gathered = gathered(self.workers, self.plan, schedule, rank)
@@ -426,16 +397,6 @@ class Engine:
             return last.is_replicated
         return not any(p.requires_grad for p in last.stage.parameters())
 
-    def _binds_alike(self) -> bool:
-        """Whether a call like the one before is bound as that was, since the model is as it was captured."""
-        assumptions = self.capture.assumptions
-        if self.capture.device.type != "meta":
-            with autocast_context(self.options.autocast, self.device)():
-                if assumptions.changed():
-                    return False
-        assumptions.begin()
-        return True
-
     @contextlib.contextmanager
     def shapes(self) -> Iterator[None]:
         """Within it the model may be recorded here, whosever its weights are: that goes by their shapes."""
@@ -446,19 +407,24 @@ class Engine:
         """How large the messages were that this rank sent in a training step."""
         return self.executor.message_bytes(clock)
 
+    def _schedule(self, n_microbatches: int, has_backward: bool = True) -> Schedule:
+        """What a step with so many microbatches goes by, or a call that makes no gradients.
+
+        Raises :class:`InputError` where the one that was asked for does not fit.
+        """
+        waits = self.is_whole and has_backward
+        schedule = pick_schedule(self.plan, self.options.schedule, n_microbatches, waits=waits)
+        return schedule if has_backward else forward_part(schedule)
+
     def line(self, n_microbatches: int, grad: bool) -> Line:
         """What this process does in a step, as calls."""
         key = (n_microbatches, grad)
         if key not in self._lines:
-            rank = None if self.peers is None else self.rank
             program = step_program(
                 self.plan,
-                self.options.schedule,
-                n_microbatches,
+                self._schedule(n_microbatches, grad),
                 self.edges,
-                rank,
-                has_backward=grad,
-                waits=self.is_whole,
+                None if self.peers is None else self.rank,
                 one_piece=sharded_stages(self.workers),
                 sharded=self._gathered[0],
                 most_whole=self._gathered[1],

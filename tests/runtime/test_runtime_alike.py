@@ -36,8 +36,8 @@ def of(model, n_microbatches=4):
     model = model.double()
     pipe = autopipe.split(copy.deepcopy(model), 2, given, costs="estimated", n_microbatches=n_microbatches)
     runtime = pipe.runtime(loss_fn=mse_loss)
-    bound, bind = [], runtime.engine.intake._bind
-    runtime.engine.intake._bind = lambda *call: bound.append(call) or bind(*call)
+    bound, bind = [], runtime.engine.intake._forms.bind
+    runtime.engine.intake._forms.bind = lambda *call: bound.append(call) or bind(*call)
     return model, pipe, runtime, bound
 
 

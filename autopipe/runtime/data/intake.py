@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import torch
@@ -30,7 +30,7 @@ from .weights import Bound
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["BATCHES", "Intake", "WeightedBatch"]
+__all__ = ["BATCHES", "Forms", "Intake", "WeightedBatch"]
 
 BATCHES = (
     "give a list of batches, each a mapping of step()'s keyword arguments, such as {'x': x, 'target': y}, or "
@@ -83,6 +83,28 @@ def _known(form: tuple[Any, ...], given: Sequence[Any], batch: Batch) -> _Known 
     return _Known(form, names, batch.cut)
 
 
+class Forms(Protocol):
+    """Which kind of call is made, and which forms of the model it asks for: what there is not it records."""
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kind, dict[str, Any]]:
+        """A call's kind, and its inputs by name."""
+
+    def binds_alike(self) -> bool:
+        """Begin a call as :meth:`bind` does; whether that would name its inputs as in the last alike call."""
+
+    def meet(self, batch: Batch) -> Batch:
+        """The batch with the forms that it asks for."""
+
+    def meet_form(self, kind: int, inputs: Mapping[str, Any]) -> int:
+        """The number of the form that inputs of a kind ask for."""
+
+    def renew(self) -> None:
+        """Have stages run forms that are new, once every rank has the batch: it may be refused on one."""
+
+    def check_rows(self, batch: Batch, has_backward: bool) -> None:
+        """Raise :class:`InputError` where a batch's microbatches are not what it is."""
+
+
 class Intake:
     """Where batches come in, on the rank that has them and on those that are fed.
 
@@ -96,28 +118,13 @@ class Intake:
         capture: Capture,
         options: Options,
         kinds: Kinds,
+        forms: Forms,
         feed: Feed | None,
         peers: Peers | None,
         stages: Sequence[Stage | Section],
         device: torch.device,
-        bind: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Kind, dict[str, Any]]],
-        binds_alike: Callable[[], bool],
-        meet: Callable[[Batch], Batch],
-        meet_form: Callable[[int, Mapping[str, Any]], int],
-        renew: Callable[[], None],
-        check_rows: Callable[[Batch, bool], None],
     ) -> None:
-        """``bind`` gives a call's kind and its inputs by name, ``meet`` a batch the forms that it asks for,
-        ``meet_form`` the number of that which inputs of a kind ask for: either records what there is not.
-
-        ``binds_alike`` begins a call as ``bind`` does, and tells whether that would name its inputs as it
-        did in the last call of the same form. ``renew`` has stages run forms that are new, once every rank
-        has the batch: one that the source refuses it knows of alone. ``check_rows`` refuses a batch whose
-        microbatches are not what it is, with a backward or without.
-        """
-        self._bind, self._binds_alike, self._meet, self._renew = bind, binds_alike, meet, renew
-        self._meet_form = meet_form
-        self._check_rows = check_rows
+        self._forms = forms
         self._last: _Known | None = None
         self._capture, self._options, self._device = capture, options, device
         self._kinds, self._feed, self._peers = kinds, feed, peers
@@ -138,7 +145,7 @@ class Intake:
         """The batch of this rank's arguments, or as it is fed."""
         if self._feed is not None and not self._is_source:
             fed = self._fed(self._feed, request)
-            self._check_rows(fed.batch, request.grad)
+            self._forms.check_rows(fed.batch, request.grad)
             return fed
         try:
             return self._own(request)
@@ -153,14 +160,14 @@ class Intake:
         args, given = request.args, (*request.args, *kwargs.values())
         form = self._form(request, kwargs, given, target)
         last, inputs, kind = self._last, dict[str, Tensor](), self._kinds[0]
-        if last is not None and last.form == form and self._binds_alike():
+        if last is not None and last.form == form and self._forms.binds_alike():
             bound = dict(zip(last.names, given, strict=True))
             batch = last.cut.of(bound, target)
         else:
-            kind, bound = self._bind(args, kwargs)
+            kind, bound = self._forms.bind(args, kwargs)
             inputs, batch = self._cut(request, kind, bound, target)
             self._last = None if form is None else _known(form, given, batch)
-        self._check_rows(batch, request.grad)  # before labels are counted, which may lie in other rows
+        self._forms.check_rows(batch, request.grad)  # before labels are counted, which may lie in other rows
         # counted where the batch is; on a device, without a wait for it where it stays there
         told = self._feed is not None or self._options.mesh is not None
         weigh = kind.weigher.weigh if request.loss else kind.weigher.weigh_outputs
@@ -168,7 +175,7 @@ class Intake:
         if self._feed is not None:
             self._feed.give(batch, target, len(batch.rows), (weights, counted))
         if batch.is_new:
-            self._renew()
+            self._forms.renew()
         moved = self._used - kind.capture.inputs.names_of_numbers  # which the host reads
         batch = batch.on(self._device, moved, self._takes_target)
         return WeightedBatch(batch, weights, counted, inputs if request.grad else {})
@@ -212,7 +219,7 @@ class Intake:
         n = int(request.n_microbatches or self._options.n_microbatches)
         free = {name: v.detach() if name in inputs else v for name, v in bound.items()}
         batch = self._split(kind, free, target, n, is_weighed=self._is_weighed)
-        return inputs, self._meet(dataclasses.replace(batch, requiring=frozenset(inputs)))
+        return inputs, self._forms.meet(dataclasses.replace(batch, requiring=frozenset(inputs)))
 
     def _split(
         self, kind: Kind, values: Mapping[str, Any], target: Any, n: int, *, is_weighed: bool = False
@@ -254,17 +261,17 @@ class Intake:
             )
         for what, there, given in met:
             if what == "form":
-                self._meet_form(there, given)
+                self._forms.meet_form(there, given)
             else:
                 args, kwargs = given
                 called, numbers = divided(kwargs)
                 with placed(self._capture.model, numbers):
-                    here = self._bind(tuple(args), called)[0].number
+                    here = self._forms.bind(tuple(args), called)[0].number
                 self._check_alike(feed, "kind", here, there)
         batch = self._split(self._kinds[number], leaves, target, n, is_weighed=self._is_weighed)
         if is_new:
-            self._check_alike(feed, "forms", [*self._meet(batch).forms], [*forms])
-            self._renew()
+            self._check_alike(feed, "forms", [*self._forms.meet(batch).forms], [*forms])
+            self._forms.renew()
         return WeightedBatch(dataclasses.replace(batch, forms=forms, of_all=of_all), weights, counted)
 
     def _check_alike(self, feed: Feed, what: str, here: Any, there: Any) -> None:
@@ -303,7 +310,7 @@ class Intake:
         for args, given in calls:
             own = {name: value for name, value in given.items() if name != "target"}
             kwargs, target = self._route(own, given.get("target"))
-            kind, bound = self._bind(args, kwargs)
+            kind, bound = self._forms.bind(args, kwargs)
             batch = self._split(kind, bound, target, 1, is_weighed=True)
             if kind.weigher.is_counted:
                 batch = self._in_forms(kind, batch, int(n_microbatches or self._options.n_microbatches))
@@ -335,7 +342,7 @@ class Intake:
             return with_forms(batch, kind.capture)
         batch = self._split(kind, batch.whole, batch.target, n)
         if self._feed is None:
-            return self._meet(batch)
+            return self._forms.meet(batch)
         try:
             return with_forms(batch, kind.capture)
         except InputError as refusal:

@@ -5,8 +5,7 @@ Doing it in a step is left to ``intake``, which it calls, and ``step_agreement``
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import AutopipeError
@@ -14,7 +13,7 @@ from ...stages import Section
 from ..options import Options, Request
 from .call_kinds import Kind, Kinds
 from .intake import Intake
-from .microbatch import AT_A_GLANCE, with_forms
+from .microbatch import AT_A_GLANCE, Batch, with_forms
 
 if TYPE_CHECKING:
     from ...tracing import Capture
@@ -51,23 +50,36 @@ def _intake(capture: Capture, n_microbatches: int) -> Intake:
     options = Options(n_microbatches=n_microbatches)
     kinds = Kinds(capture, options, is_whole=bool(capture.variation.tail.ops))
     stage = Section("", 0, 0, tuple(op.name for op in capture.ops.inputs), (), is_last=True)
-    assumptions = capture.assumptions
-
-    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kind, dict[str, Any]]:
-        values = capture.values(args, kwargs)
-        assumptions.begin()
-        return kinds[0], values
-
-    def binds_alike() -> bool:
-        is_same = not assumptions.changed()
-        assumptions.begin()
-        return is_same
-
-    meet = functools.partial(with_forms, capture=capture)
-    intake = Intake(
-        capture, options, kinds, None, None, (stage,), capture.device, bind, binds_alike, meet,
-        meet_form=lambda kind, inputs: capture.form_of(inputs),
-        renew=lambda: None, check_rows=lambda batch, has_backward: None,
-    )  # fmt: skip
+    forms = _CapturedForms(capture, kinds[0])
+    intake = Intake(capture, options, kinds, forms, None, None, (stage,), capture.device)
     intake.follow((stage,), (stage,))
     return intake
+
+
+class _CapturedForms:
+    """The forms that a capture has, of which none is added."""
+
+    def __init__(self, capture: Capture, kind: Kind) -> None:
+        self._capture, self._kind, self._assumptions = capture, kind, capture.assumptions
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kind, dict[str, Any]]:
+        values = self._capture.values(args, kwargs)
+        self._assumptions.begin()
+        return self._kind, values
+
+    def binds_alike(self) -> bool:
+        is_same = not self._assumptions.changed()
+        self._assumptions.begin()
+        return is_same
+
+    def meet(self, batch: Batch) -> Batch:
+        return with_forms(batch, self._capture)
+
+    def meet_form(self, kind: int, inputs: Mapping[str, Any]) -> int:
+        return self._capture.form_of(inputs)
+
+    def renew(self) -> None:
+        pass
+
+    def check_rows(self, batch: Batch, has_backward: bool) -> None:
+        pass

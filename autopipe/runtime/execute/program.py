@@ -31,7 +31,7 @@ from ...schedule.actions import KINDS, may_overlap
 from ...simulator import plan_schedule, stage_times
 from ..wire.boundary import Edge
 
-__all__ = ["Program", "ProgramStep", "compile_program", "pick_schedule", "step_program"]
+__all__ = ["Program", "ProgramStep", "compile_program", "forward_part", "pick_schedule", "step_program"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,28 +97,23 @@ def _given(plan: Plan, schedule: Schedule, n_microbatches: int) -> Schedule:
 
 def step_program(
     plan: Plan,
-    wanted: str | Schedule | None,
-    n_microbatches: int,
+    schedule: Schedule,
     edges: Sequence[Edge],
     rank: int | None,
     *,
-    has_backward: bool,
-    waits: bool,
     one_piece: Collection[int],
     sharded: Sequence[int],
     most_whole: int | None,
 ) -> Program:
-    """The steps of ``rank``, or of all for None, in a call with so many microbatches.
+    """The steps of ``rank``, or of all for None, in a call that a schedule is for.
 
-    ``waits``: the end of the model runs on all of them together, as no stage of its own. ``one_piece`` are
-    stages whose backward cannot be split. ``sharded`` ones are gathered when they are needed, at most
-    ``most_whole`` at a time.
+    What runs as no stage of its plan's, at the end of the model, is not in it. ``one_piece`` are stages whose
+    backward cannot be split. ``sharded`` ones are gathered when they are needed, at most ``most_whole`` at a
+    time.
     """
-    schedule = pick_schedule(plan, wanted, n_microbatches, waits=waits and has_backward)
-    chosen = schedule if has_backward else forward_part(schedule)
     known = all(s.forward_s for s in plan.stages)
     crossing = [edge for edge in edges if edge.destination < plan.n_stages]
-    program = compile_program(chosen, crossing, rank, stage_times(plan) if known else None)
+    program = compile_program(schedule, crossing, rank, stage_times(plan) if known else None)
     program = with_whole_backwards(program, one_piece)
     return with_gathers(program, sharded, most_whole) if sharded else program
 
