@@ -9,7 +9,8 @@ from .chrome_trace import chrome_trace
 from .plan_inputs import plan_schedule, plan_transfers, stage_times
 from .recorded import Ran, Recorded, make_report
 from .report import DRIFTED, Report, StageReport
-from .simulate import in_turn_s, simulate, simulate_schedule
+from .simulate_plan import in_turn_s, simulate
+from .simulate_schedule import simulate_schedule
 from .timeline import Timeline
 from .timeline_data import Event, Sent
 from .watched import Watchable, Watched, plan_file, rank_file, watched

@@ -1,6 +1,6 @@
 """Why ranks are idle: every gap of a timeline by its cause.
 
-Timing the actions is left to ``simulate``.
+Timing the actions is left to ``simulate_schedule``.
 """
 
 from __future__ import annotations

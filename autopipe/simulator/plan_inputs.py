@@ -1,6 +1,6 @@
 """What a plan says, in the simulator's terms: its schedule, times and transfers.
 
-Running them on paper is left to ``simulate``.
+Running them on paper is left to ``simulate_plan``.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ..plans import Plan
 from ..schedule import Action, Message
 from .plan_inputs import stage_times
 from .report import Report, StageReport
-from .simulate import in_turn_s, simulate
+from .simulate_plan import in_turn_s, simulate
 from .timeline_data import Sent
 
 __all__ = ["Ran", "Recorded", "make_report"]

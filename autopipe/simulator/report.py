@@ -13,7 +13,7 @@ from ..plans import Plan
 from ..schedule import Action, Schedule
 from ..shown import Shown
 from ..units import format_bytes, format_seconds
-from .simulate import simulate
+from .simulate_plan import simulate
 from .timeline import Timeline
 from .timeline_data import Sent
 

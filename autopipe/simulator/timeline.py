@@ -1,6 +1,6 @@
 """A timeline with all that may be asked of it: idle time by cause, critical path, text, traces, JSON.
 
-Its data are left to ``timeline_data``, making one to ``simulate`` and to the runtime.
+Its data are left to ``timeline_data``, making one to ``simulate_schedule`` and to the runtime.
 """
 
 from __future__ import annotations
