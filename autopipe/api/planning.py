@@ -26,7 +26,7 @@ from ..tracing import Capture
 from .agree import decide_once, in_group
 from .checks import check_model
 from .cluster import DeviceLike, cluster_for, is_host, of_the_job, stages_per_rank
-from .op_costs import costs_of, counts_to_try, microbatch_dims, read
+from .op_costs import Costs, costs_of, counts_to_try, microbatch_dims, read
 from .options import Options
 from .recording import capture, captured
 from .refine import Planned, refine
@@ -48,50 +48,16 @@ def make_plan(
     stall_limit_s: float | None = None,
 ) -> Planned:
     """What rank 0 decides for all."""
-    place, cut, training = options.place, options.cut, options.training
     if not isinstance(model, Capture) and not in_group():
         _check_room_ahead(model, args, kwargs, options)
     whole = captured(model, args, kwargs, options.recording.written, stall_limit_s, options.asked)
     decided_here: list[Capture] = []
 
     def decide() -> Decision:
-        on, ranks = _ranks(whole.model, options)
-        on_host = place.cluster is None and is_host(whole.model, on)
-        _check_offload(training, options.solver.get("recompute"), on_host)
-        most = cut.wanted or ranks.n_ranks * stages_per_rank(cut.schedule)
-        source = read(options.pricing.costs)
-        counts = counts_to_try(whole, cut.n_microbatches, source, most)
-        check_room(whole.ops, ranks, **_asked(options, whole, ranks, counts[0]))
-
-        def planned_for(pieces: int) -> Planned:
-            known: dict[str, Known] = {}
-
-            def price(graph: Capture) -> CostTable:
-                dims = microbatch_dims(graph, pieces)
-                table = costs_of(graph, source, on, dims, options.pricing.store, training.autocast(graph))
-                return training.priced(table, ranks, graph.ops)
-
-            def usual_s(graph: Capture) -> float:
-                return usual_time_s(graph.ops, ranks)
-
-            def solved(graph: Capture, table: CostTable, seconds: float, is_draft: bool) -> Plan:
-                return solve(
-                    graph.ops,
-                    table,
-                    ranks,
-                    is_draft=is_draft,
-                    known=known.setdefault(graph.ops.digest, {}),
-                    time_limit_s=seconds,
-                    **_asked(options, graph, ranks, pieces),
-                )
-
-            may_open = cut.balance == "cost" and not isinstance(source, CostTable)
-            limit_s = None if cut.time_limit_s is None else cut.time_limit_s / len(counts)
-            return refine(whole, price, solved, usual_s, may_open=may_open, time_limit_s=limit_s)
-
-        planned = _fastest(planned_for, counts)
+        task = _Task.of(whole, options)
+        planned = _fastest(task.planned, task.counts)
         decided_here.append(planned.capture)
-        return _with_settings(planned, whole, training), planned.costs, planned.opened
+        return _with_settings(planned, whole, options.training), planned.costs, planned.opened
 
     plan, table, opened = decide_once(decide, _decision_to_text, _decision_of_text, stall_limit_s)
     final = decided_here[0] if decided_here else whole.open(*opened) if opened else whole
@@ -139,6 +105,61 @@ def _check_room_ahead(
     pieces = options.cut.n_microbatches if isinstance(options.cut.n_microbatches, int) else 1
     quick = capture(model, args, kwargs, **fixed)
     check_room(quick.ops, ranks, **_asked(options, quick, ranks, pieces))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Task:
+    """What is to be planned: a captured model, on which device and ranks, from which costs.
+
+    ``counts``: the numbers of microbatches among which to choose.
+    """
+
+    whole: Capture
+    options: Options
+    device: DeviceLike
+    ranks: Cluster
+    costs: Costs
+    counts: Sequence[int]
+
+    @classmethod
+    def of(cls, whole: Capture, options: Options) -> _Task:
+        """What options ask for. Raises :class:`AutopipeError` for what no plan can be made of."""
+        place, cut = options.place, options.cut
+        device, ranks = _ranks(whole.model, options)
+        on_host = place.cluster is None and is_host(whole.model, device)
+        _check_offload(options.training, options.solver.get("recompute"), on_host)
+        most = cut.wanted or ranks.n_ranks * stages_per_rank(cut.schedule)
+        costs = read(options.pricing.costs)
+        counts = counts_to_try(whole, cut.n_microbatches, costs, most)
+        check_room(whole.ops, ranks, **_asked(options, whole, ranks, counts[0]))
+        return cls(whole, options, device, ranks, costs, counts)
+
+    def planned(self, n_microbatches: int) -> Planned:
+        """The best plan found for so many microbatches."""
+        options, cut, known = self.options, self.options.cut, dict[str, Known]()
+
+        def price(graph: Capture) -> CostTable:
+            dims, autocast = microbatch_dims(graph, n_microbatches), options.training.autocast(graph)
+            table = costs_of(graph, self.costs, self.device, dims, options.pricing.store, autocast)
+            return options.training.priced(table, self.ranks, graph.ops)
+
+        def solved(graph: Capture, table: CostTable, seconds: float, is_draft: bool) -> Plan:
+            return solve(
+                graph.ops,
+                table,
+                self.ranks,
+                is_draft=is_draft,
+                known=known.setdefault(graph.ops.digest, {}),
+                time_limit_s=seconds,
+                **_asked(options, graph, self.ranks, n_microbatches),
+            )
+
+        def usual_s(graph: Capture) -> float:
+            return usual_time_s(graph.ops, self.ranks)
+
+        may_open = cut.balance == "cost" and not isinstance(self.costs, CostTable)
+        limit_s = None if cut.time_limit_s is None else cut.time_limit_s / len(self.counts)
+        return refine(self.whole, price, solved, usual_s, may_open=may_open, time_limit_s=limit_s)
 
 
 def _fastest(planned_for: Callable[[int], Planned], counts: Sequence[int]) -> Planned:

@@ -60,38 +60,26 @@ def estimate(
     with its parameters, and its interval is three times as wide.
     """
     if not isinstance(device, Device):
-        device = named(device) if device else described(device_name(_here()))
+        device = named(device) if device else described(device_name(accelerator.current().type))
     efficiency = efficiency or Efficiency()
-    if isinstance(capture, OpGraph):
-        graph = capture
-        notes: tuple[str, ...] = ()
-        at = {**graph.example_dims, **(dims or {})}
-        found: dict[str, Account] = {}
-        nodes: dict[str, fx.Node] = {}
-    else:
-        graph = capture.ops
-        at = {**graph.example_dims, **(dims or {})}
+    graph = capture if isinstance(capture, OpGraph) else capture.ops
+    at = {**graph.example_dims, **(dims or {})}
+    surveyed, nodes = Survey({}, {}, ()), dict[str, fx.Node]()
+    if not isinstance(capture, OpGraph):
         surveyed = accounts(
-            capture,
-            dims=at,
-            autocast=autocast,
-            dtype=dtype,
-            training=training,
-            attention=device.attention,
+            capture, dims=at, autocast=autocast, dtype=dtype, training=training, attention=device.attention
         )
-        found = dict(surveyed.accounts)
         nodes = {n.name: n for n in capture.graphs[training].nodes}
-        failed = (f"{name}: {why}; taken for a matrix product" for name, why in surveyed.failures.items())
-        notes = (*failed, *surveyed.notes)
     costs = {}
     for op in graph.compute:
         if op.is_size:
             continue
-        known = op.name in found
-        account = found[op.name] if known else _as_product(op, graph, at)
-        cost = op_cost(account, device, efficiency, 1.0 if known else 3.0)
+        known = surveyed.accounts.get(op.name)
+        account = _as_product(op, graph, at) if known is None else known
+        cost = op_cost(account, device, efficiency, 3.0 if known is None else 1.0)
         kept = saved_values(nodes[op.name], account) if op.name in nodes else ()
         costs[op.name] = dataclasses.replace(cost, saved_values=kept)
+    failed = (f"{name}: {why}; taken for a matrix product" for name, why in surveyed.failures.items())
     return CostTable(
         costs=costs,
         dims=at,
@@ -99,13 +87,9 @@ def estimate(
         source="estimated",
         optimizer_s_per_byte=efficiency.optimizer_s_per_byte(device),
         versions={"torch": torch.__version__},
-        notes=notes,
+        notes=(*failed, *surveyed.notes),
         ops=graph.ops_digest,
     )
-
-
-def _here() -> str:
-    return accelerator.current().type
 
 
 def accounts(

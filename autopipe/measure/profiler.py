@@ -124,19 +124,25 @@ def profile(
     if not samples.of("", _START):
         samples.add("", _START, beginning_s(begin or functools.partial(_bind, capture), touched_bytes))
         samples.save([""])
+    return _table(capture, passes, _COMPILED if compiled else ())
+
+
+def _table(capture: Capture, passes: Passes, notes: tuple[str, ...]) -> CostTable:
+    """What was measured, and estimates of what failed."""
+    replay, samples = passes.replay, passes.samples
     costs = {
         op.name: passes.cost(op.name)
         for op in capture.ops.compute
         if not op.is_size and replay.has(op.name) and replay.ran(op.name) not in replay.failures
     }
-    guessed, notes = _estimated(capture, replay, costs, surveyed, device)
+    guessed, failures = _estimated(capture, replay, costs, passes.surveyed)
     microbatch_s = sum(cost.forward_s + cost.backward_s for cost in (*costs.values(), *guessed.values()))
     # what this form does not run is free, and says so
     rows = dict.fromkeys((op.name for op in capture.ops.compute if not op.is_size), OpCost())
     return CostTable(
         costs={**rows, **costs, **guessed},
         dims=replay.dims,
-        device=device_name(device),
+        device=device_name(replay.device),
         source="measured",
         residual=passes.residual,
         alone=passes.alone,
@@ -146,7 +152,7 @@ def profile(
         start_s=samples.median("", _START) + passes.first_longer * microbatch_s,
         jitter_s=samples.jitter_s("", "FB"),
         versions={"torch": torch.__version__},
-        notes=(*samples.notes, *passes.notes, *surveyed.notes, *notes, *(_COMPILED if compiled else ())),
+        notes=(*samples.notes, *passes.notes, *passes.surveyed.notes, *failures, *notes),
         ops=capture.ops.ops_digest,
     )
 
@@ -171,17 +177,13 @@ def _bind(capture: Capture) -> None:
 
 
 def _estimated(
-    capture: Capture,
-    replay: Replay,
-    costs: Mapping[str, OpCost],
-    surveyed: Survey,
-    device: torch.device,
+    capture: Capture, replay: Replay, costs: Mapping[str, OpCost], surveyed: Survey
 ) -> tuple[dict[str, OpCost], tuple[str, ...]]:
     """Costs of the ops that failed, from a roofline fitted to those that did not, and the reasons why."""
     failed = [op.name for op in capture.ops.compute if replay.ran(op.name) in replay.failures]
     if not failed:
         return {}, ()
-    peaks = described(device_name(device))
+    peaks = described(device_name(replay.device))
     pairs = [(a.forward, costs[n].forward_s) for n, a in surveyed.accounts.items() if n in costs]
     guess = estimate(capture.ops, peaks, dims=replay.dims, efficiency=fit(pairs, peaks))
     notes = tuple(f"{describe(replay, n)}: {why}; estimated" for n, why in replay.failures.items())
