@@ -222,6 +222,14 @@ class OpGraph(Shown):
         return {name: tuple(sorted(set(c), key=self.position.__getitem__)) for name, c in out.items()}
 
     @functools.cached_property
+    def takes(self) -> Mapping[str, tuple[str, ...]]:
+        """The ops whose values each op takes, in program order."""
+        out: dict[str, list[str]] = {op.name: [] for op in self.ops}
+        for producer, consumer in self.edges:
+            out[consumer].append(producer)
+        return {name: tuple(p) for name, p in out.items()}
+
+    @functools.cached_property
     def users(self) -> Mapping[str, tuple[str, ...]]:
         """The ops that read each parameter or buffer, under its first name, in program order."""
         out: dict[str, dict[str, None]] = {}

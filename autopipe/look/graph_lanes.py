@@ -20,14 +20,11 @@ def lanes(graph: OpGraph) -> tuple[int, ...]:
     leftmost free lane. Complexity O(edges + ops · log ops).
     """
     last = {name: max(map(graph.position.__getitem__, c), default=-1) for name, c in graph.consumers.items()}
-    takes: dict[str, list[str]] = {op.name: [] for op in graph.ops}
-    for producer, consumer in graph.edges:
-        takes[consumer].append(producer)
     lane: dict[str, int] = {}
     free: list[int] = []
     n_lanes = 0
     for row, op in enumerate(graph.ops):
-        ending = sorted({lane[p] for p in takes[op.name] if last[p] == row})
+        ending = sorted({lane[p] for p in graph.takes[op.name] if last[p] == row})
         for ended in ending[1:]:
             heapq.heappush(free, ended)
         if ending:

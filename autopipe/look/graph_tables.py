@@ -40,15 +40,12 @@ def _(graph: OpGraph) -> tuple[Table, ...]:
         Column("source", "source"),
     )
     dims = graph.example_dims
-    takes: dict[str, list[str]] = {op.name: [] for op in graph.ops}
-    for producer, consumer in graph.edges:
-        takes[consumer].append(producer)
     rows = tuple(
         (
             op.name,
             op.kind,
             op.target,
-            tuple(takes[op.name]),
+            graph.takes[op.name],
             " ".join(map(shape, op.outputs)) or ("size" if op.is_size else ""),
             op.bytes_at(dims),
             sum(graph.parameter[p].numel for p in op.parameters if p in graph.parameter),

@@ -27,9 +27,6 @@ MOST_EVENTS = 300_000
 
 def graph_payload(graph: OpGraph, plan: Plan, costs: CostTable | None) -> dict[str, Any]:
     """Columns over the ops in program order; ``takes`` holds row numbers."""
-    takes: list[list[int]] = [[] for _ in graph.ops]
-    for producer, consumer in graph.edges:
-        takes[graph.position[consumer]].append(graph.position[producer])
     dims = dict(costs.dims) if costs is not None and costs.dims else graph.example_dims
     cost = [costs[op.name] if costs is not None else None for op in graph.ops]
     return {
@@ -39,7 +36,7 @@ def graph_payload(graph: OpGraph, plan: Plan, costs: CostTable | None) -> dict[s
         "source": [place(op.source) for op in graph.ops],
         "stages": [list(plan.stages_of.get(op.name, ())) for op in graph.ops],
         "lane": list(lanes(graph)),
-        "takes": takes,
+        "takes": [[graph.position[name] for name in graph.takes[op.name]] for op in graph.ops],
         "value": [" ".join(map(shape, op.outputs)) for op in graph.ops],
         "bytes": [op.bytes_at(dims) for op in graph.ops],
         "parameters": [_parameter_bytes(graph, op) for op in graph.ops],

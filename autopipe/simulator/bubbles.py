@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..schedule import Action
-from .inferred_messages import messages_of
+from .messages import key_of, last_arrivals
 from .timeline_data import TimelineData
 
 __all__ = ["Bubble", "bubbles_of"]
@@ -43,7 +42,8 @@ def bubbles_of(timeline: TimelineData) -> tuple[Bubble, ...]:
     In a measured step without messages, from the end of one action to the start of the next that waited for
     it counts as travelled, host overhead included.
     """
-    produced = _produced(timeline)
+    made = {key: e.end_s for e in timeline.events if (key := key_of(e.action))}
+    arrivals = last_arrivals(timeline)
     out = []
     for rank, row in enumerate(timeline.schedule.actions):
         first_backward = next((i for i, a in enumerate(row) if a.kind != "F"), len(row))
@@ -54,8 +54,12 @@ def bubbles_of(timeline: TimelineData) -> tuple[Bubble, ...]:
             zip(row, timeline.starts_s[rank], timeline.ends_s[rank], strict=True)
         ):
             if start > free:
-                sent_s, arrived_s = _message(produced, a)
-                travelled = max(0.0, min(start, arrived_s) - max(free, sent_s))
+                key = key_of(a)
+                sent = None if key is None else arrivals.get(key)
+                travelled = 0.0
+                if sent is not None:
+                    made_s = made.get((sent.source, sent.is_gradient, sent.microbatch), sent.end_s)
+                    travelled = max(0.0, min(start, sent.end_s) - max(free, made_s))
                 phase = (
                     "warmup_s" if i <= first_backward else "drain_s" if i > last_forward else "imbalance_s"
                 )
@@ -76,24 +80,3 @@ def bubbles_of(timeline: TimelineData) -> tuple[Bubble, ...]:
 
 _IDLE = {"ties": "communication_s", "loss": "communication_s", "uneven": "imbalance_s"}
 """What of a step's tail is idle time, and its cause."""
-_Key = tuple[int, bool, int]
-"""(stage, is gradient, microbatch)."""
-
-
-def _produced(timeline: TimelineData) -> dict[_Key, tuple[float, float]]:
-    """For each forward or backward, of its messages the last to arrive: when it was ready, when it came."""
-    ready: dict[_Key, float] = {}
-    for row, ends in zip(timeline.schedule.actions, timeline.ends_s, strict=True):
-        for a, end in zip(row, ends, strict=True):
-            if a.kind != "W":
-                ready[a.stage, a.kind != "F", a.microbatch] = end
-    out: dict[_Key, tuple[float, float]] = {}
-    for source, destination, back, m, _, end, _ in messages_of(timeline):
-        key = (destination, back, m)
-        if key not in out or out[key][1] < end:
-            out[key] = (ready.get((source, back, m), end), end)
-    return out
-
-
-def _message(produced: dict[_Key, tuple[float, float]], a: Action) -> tuple[float, float]:
-    return produced.get((a.stage, a.kind != "F", a.microbatch), (0.0, 0.0)) if a.kind != "W" else (0.0, 0.0)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .critical_path import critical_path
+from .messages import key_of
 from .timeline_data import TimelineData
 
 __all__ = ["chrome_trace"]
@@ -68,11 +69,7 @@ def _process(timeline: TimelineData, rank: int, pid: int, name: str) -> Iterator
 
 def _messages(timeline: TimelineData, index: int, stride: int, rank: int | None) -> Iterator[dict[str, Any]]:
     placed = timeline.schedule.placement
-    needed = {
-        (e.action.stage, e.action.kind != "F", e.action.microbatch): e.start_s
-        for e in timeline.events
-        if not isinstance(e.action, str) and e.action.kind != "W"
-    }
+    needed = {key: e.start_s for e in timeline.events if (key := key_of(e.action))}
     named: set[tuple[int, int]] = set()
     ends = _slice_ends(timeline)
     for i, sent in enumerate(timeline.transfers):

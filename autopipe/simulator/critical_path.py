@@ -9,13 +9,10 @@ import collections
 from collections.abc import Sequence
 
 from ..schedule import Action
-from .inferred_messages import messages_of
+from .messages import Key, key_of, last_arrivals
 from .timeline_data import Event, Sent, TimelineData
 
 __all__ = ["critical_path", "critical_seconds"]
-
-_Key = tuple[int, bool, int]
-"""(stage, is gradient, microbatch)."""
 
 
 def critical_path(timeline: TimelineData) -> tuple[Event | Sent, ...]:
@@ -66,19 +63,15 @@ class _Walk:
 
     def __init__(self, timeline: TimelineData) -> None:
         self._previous: dict[tuple[int, Action | str], Event] = {}
-        self._made: dict[_Key, Event] = {}
+        self._made: dict[Key, Event] = {}
         self._latest: dict[int, Event] = {}
         for event in timeline.events:
             if event.rank in self._latest:
                 self._previous[event.rank, event.action] = self._latest[event.rank]
             self._latest[event.rank] = event
-            if isinstance(event.action, Action) and event.action.kind != "W":
-                self._made[_key(event.action)] = event
-        self._messages: dict[_Key, Sent] = {}
-        for sent in messages_of(timeline):
-            key = (sent.destination, sent.is_gradient, sent.microbatch)
-            if key not in self._messages or self._messages[key].end_s < sent.end_s:
-                self._messages[key] = sent
+            if key := key_of(event.action):
+                self._made[key] = event
+        self._messages = last_arrivals(timeline)
         tied = {e.rank for e in timeline.tail if e.action == "ties"}
         own = (self._previous.get((rank, "ties")) for rank in tied)
         self._slowest_tied = max((e for e in own if e is not None), key=lambda e: e.end_s, default=None)
@@ -95,13 +88,9 @@ class _Walk:
 
     def message(self, event: Event) -> Sent | None:
         """Of the messages the event needed, the last to arrive."""
-        action = event.action
-        return None if isinstance(action, str) or action.kind == "W" else self._messages.get(_key(action))
+        key = key_of(event.action)
+        return None if key is None else self._messages.get(key)
 
     def sender(self, sent: Sent) -> Event | None:
         """The action that made the message."""
         return self._made.get((sent.source, sent.is_gradient, sent.microbatch))
-
-
-def _key(action: Action) -> _Key:
-    return action.stage, action.kind != "F", action.microbatch

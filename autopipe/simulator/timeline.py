@@ -17,7 +17,7 @@ from .bubbles import Bubble, bubbles_of
 from .chrome_trace import chrome_trace
 from .critical_path import critical_path, critical_seconds
 from .gantt import gantt
-from .inferred_messages import messages_of
+from .messages import messages_of
 from .timeline_data import Event, Sent, TimelineData
 from .timeline_file import VERSION, read_timeline
 

@@ -11,7 +11,7 @@ from ...costs import CostTable
 from ...graph import Op, OpGraph
 from ...hardware import Link
 
-__all__ = ["clones_of", "copies_of", "inputs_of"]
+__all__ = ["clones_of", "copies_of"]
 
 
 def clones_of(
@@ -31,7 +31,7 @@ def clones_of(
     are, and what the model returns never is: it has a place of its own.
     ``choice`` ``never`` leaves the rest to be sent, ``always`` clones all that can be; ``kept`` never are.
     """
-    takes, barred = inputs_of(graph), _barred(graph) | {*kept}
+    takes, barred = graph.takes, _barred(graph) | {*kept}
     price = {op.name: 0.0 for op in graph.inputs}
     again: set[str] = set()
     for op in graph.ops:
@@ -64,7 +64,7 @@ def copies_of(
     Of the values that are not cloned anyway, those are offered that take no longer to make, on the fastest
     device, than to send and to receive over ``link``, the slowest.
     """
-    takes, barred = inputs_of(graph), _barred(graph) | {*kept}
+    takes, barred = graph.takes, _barred(graph) | {*kept}
     made: dict[str, tuple[str, ...]] = {op.name: () for op in graph.inputs}
     for op in graph.compute:
         free = op.name in clones or (_may_clone(op) and op.name not in barred)
@@ -85,14 +85,6 @@ def _barred(graph: OpGraph) -> set[str]:
     grouped = {name for group in graph.groups for name in group}
     ordered = {name for edge in graph.order_edges for name in edge}
     return grouped | ordered | {a for a, b in graph.edges if graph.by_name[b].kind == "output"}
-
-
-def inputs_of(graph: OpGraph) -> dict[str, list[str]]:
-    """By op, the ops whose values it takes."""
-    takes: dict[str, list[str]] = {op.name: [] for op in graph.ops}
-    for producer, consumer in graph.edges:
-        takes[consumer].append(producer)
-    return takes
 
 
 def _may_clone(op: Op) -> bool:

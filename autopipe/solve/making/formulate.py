@@ -19,7 +19,6 @@ from ..definition.contract import merge
 from ..definition.problem import HUGE, Item, Net, Problem, Share, Stage
 from ..definition.relaxed import at_one_pace
 from ..proof.filling import windows
-from .clones import inputs_of
 from .source import Source, cheapest_link
 
 __all__ = ["formulate"]
@@ -248,7 +247,7 @@ class _Maker:
         for op in graph.ops:
             for value in self.costs[op.name].saved_values:
                 owner.setdefault(value, op.name)
-        takes = inputs_of(graph)
+        takes = graph.takes
         kinds = {op.name: op.kind for op in graph.ops}
         barred = {op.name for op in graph.ops if op.mutated_buffers}
         barred |= {name for g in graph.groups if any(kinds[n] == "input" for n in g) for name in g}

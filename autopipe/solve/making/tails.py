@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from ...costs import CostTable, OpCost
 from ...graph import OpGraph, batch_dim
-from .clones import inputs_of
 
 __all__ = ["tail_words", "with_tail"]
 
@@ -39,7 +38,7 @@ def with_tail(graph: OpGraph, costs: CostTable, n_microbatches: int) -> CostTabl
         return costs
     piece = dict(costs.dims)
     whole = {**piece, batch.name: piece[batch.name] * n_microbatches}
-    takes, ops = inputs_of(graph), graph.by_name
+    takes, ops = graph.takes, graph.by_name
 
     def touched(name: str, dims: Mapping[str, int]) -> int:
         return sum(ops[n].bytes_at(dims) for n in (name, *takes[name]))

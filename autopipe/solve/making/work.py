@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from ...costs import CostTable
 from ...graph import OpGraph
 from ..proof.step import Work
-from .clones import inputs_of
 
 __all__ = ["work_of"]
 
@@ -30,7 +29,7 @@ def work_of(
     forward = dict.fromkeys((op.name for op in graph.ops), 0.0)
     both, came_from = dict(forward), dict[str, str]()
     dearest = total = forwards = backwards = 0.0
-    takes = inputs_of(graph)
+    takes = graph.takes
     waits = any(costs[op.name].host_s for op in graph.compute)
     for op in graph.compute:
         cost = costs[op.name]
