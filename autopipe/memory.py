@@ -107,7 +107,13 @@ def stage_memory(
     """
     optimizer = round(gradient_bytes * optimizer_bytes_per_parameter_byte)
     return StageMemory(
-        parameter_bytes, gradient_bytes, optimizer, saved_bytes, workspace_bytes, boundary_bytes, in_flight
+        weight_bytes=parameter_bytes,
+        gradient_bytes=gradient_bytes,
+        optimizer_bytes=optimizer,
+        saved_bytes=saved_bytes,
+        workspace_bytes=workspace_bytes,
+        boundary_bytes=boundary_bytes,
+        in_flight=in_flight,
     )
 
 

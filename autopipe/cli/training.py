@@ -125,15 +125,15 @@ def train(
     if pipe.costs is not None and pipe.costs.source == "measured":
         _remember(pipe, pipe.costs, report)
     return Trained(
-        plan.n_stages,
-        n_ranks,
-        tuple(losses),
-        worst,
-        report.predicted_step_s,
-        report.measured_step_s,
-        report.timeline.to_dict(),
-        plan.cluster.local.source,
-        pace() / pace_s if pace_s is not None else 1.0,
+        n_stages=plan.n_stages,
+        n_ranks=n_ranks,
+        losses=tuple(losses),
+        worst_relative_difference=worst,
+        predicted_s=report.predicted_step_s,
+        measured_s=report.measured_step_s,
+        timeline=report.timeline.to_dict(),
+        links=plan.cluster.local.source,
+        pace=pace() / pace_s if pace_s is not None else 1.0,
     )
 
 

@@ -80,7 +80,14 @@ def exchange(peer: int) -> Exchange:
     if direct is None:
         return Exchange(latency_s, per_byte, host_s, host_per_byte)
     # what is left beside nearly nothing may be less than that
-    return Exchange(latency_s, per_byte, host_s, host_per_byte, both[2], max(0.0, working[2]))
+    return Exchange(
+        latency_s=latency_s,
+        s_per_byte=per_byte,
+        host_s=host_s,
+        host_s_per_byte=host_per_byte,
+        direct_s=both[2],
+        direct_host_s=max(0.0, working[2]),
+    )
 
 
 class _Carrier(Protocol):

@@ -184,14 +184,14 @@ def _pair(a: int, b: int, me: int, device: torch.device, *, works: bool) -> Link
     bandwidth = min(bandwidth, 1 / found.s_per_byte if found.s_per_byte else bandwidth)
     latency_s = max(tiny, found.latency_s)
     return Link(
-        latency_s,
-        bandwidth,
-        f"{source}, ranks at work",
-        found.host_s,
-        found.host_s_per_byte,
+        latency_s=latency_s,
+        bandwidth_bytes_s=bandwidth,
+        source=f"{source}, ranks at work",
+        host_s=found.host_s,
+        host_s_per_byte=found.host_s_per_byte,
         # what goes past the communicator is no slower than what it carries
-        min(found.direct_s, latency_s),
-        min(found.direct_host_s, found.host_s),
+        direct_s=min(found.direct_s, latency_s),
+        direct_host_s=min(found.direct_host_s, found.host_s),
     )
 
 
@@ -217,13 +217,13 @@ def _typical(links: Mapping[tuple[int, int], Link], hosts: tuple[int, ...], same
     if not chosen:
         return Link()
     return Link(
-        statistics.median(x.latency_s for x in chosen),
-        statistics.median(x.bandwidth_bytes_s for x in chosen),
-        f"median of {len(chosen)} probed",
-        statistics.median(x.host_s for x in chosen),
-        statistics.median(x.host_s_per_byte for x in chosen),
-        statistics.median(x.direct_s for x in chosen),
-        statistics.median(x.direct_host_s for x in chosen),
+        latency_s=statistics.median(x.latency_s for x in chosen),
+        bandwidth_bytes_s=statistics.median(x.bandwidth_bytes_s for x in chosen),
+        source=f"median of {len(chosen)} probed",
+        host_s=statistics.median(x.host_s for x in chosen),
+        host_s_per_byte=statistics.median(x.host_s_per_byte for x in chosen),
+        direct_s=statistics.median(x.direct_s for x in chosen),
+        direct_host_s=statistics.median(x.direct_host_s for x in chosen),
     )
 
 

@@ -112,16 +112,16 @@ class Checkpoints:
         for rank in ranks:
             weights |= owned(engine.all_stages, rank)
         return RankContents(
-            weights,
-            state,
-            {} if is_single else _texts(engine.capture.model),
-            self._agreement.writes,
-            type(engine.capture.model).__name__,
-            engine.n_steps,
-            engine.seed,
-            max_bytes,
-            fault,
-            {alias: name for name in weights for alias in self.names(name) if alias != name},
+            weights=weights,
+            state=state,
+            texts={} if is_single else _texts(engine.capture.model),
+            writes=self._agreement.writes,
+            model=type(engine.capture.model).__name__,
+            steps=engine.n_steps,
+            seed=engine.seed,
+            max_bytes=max_bytes,
+            fault=fault,
+            aliases={alias: name for name in weights for alias in self.names(name) if alias != name},
         )
 
     def _collect(self, objects: Mapping[str, Any], is_single: bool) -> tuple[Any, str]:

@@ -74,14 +74,14 @@ def cost_aware(
     Complexity: the templates and up to some dozens of list schedules, fewer the larger they are.
     """
     problem = _Problem(
-        tuple(placed),
-        n_ranks,
-        n_microbatches,
-        tuple(times or (StageTimes(),) * len(placed)),
-        None if transfers is None else tuple(transfers),
-        cluster,
-        tuple(saved_bytes),
-        tuple(budget_bytes) if saved_bytes else (),
+        placed=tuple(placed),
+        n_ranks=n_ranks,
+        n_microbatches=n_microbatches,
+        times=tuple(times or (StageTimes(),) * len(placed)),
+        transfers=None if transfers is None else tuple(transfers),
+        cluster=cluster,
+        saved_bytes=tuple(saved_bytes),
+        budget_bytes=tuple(budget_bytes) if saved_bytes else (),
     )
     best = min(_candidates(problem), key=problem.score)
     return dataclasses.replace(_merged(problem, best), name=COST_AWARE)

@@ -138,7 +138,14 @@ def _rules(
         return Rules(True, tuple(2 * k - 1 for k in to_end), (2 * len(slots) - 1,) * n_stages)
     if name in V_SHAPED:
         budget = tuple(n_ranks * list(placed).count(rank) for rank in range(n_ranks))
-        return Rules(True, (n,) * n_stages, (n,) * n_stages, 0.0, (1,) * n_stages, budget)
+        return Rules(
+            split=True,
+            active=(n,) * n_stages,
+            held=(n,) * n_stages,
+            patience=0.0,
+            saved_bytes=(1,) * n_stages,
+            budget_bytes=budget,
+        )
     return Rules(name in SPLIT, tuple(to_end), (len(slots),) * n_stages)
 
 

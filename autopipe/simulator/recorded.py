@@ -79,15 +79,15 @@ def make_report(plan: Plan, ranks: Sequence[Recorded]) -> Report:
         awaited |= {m: (late_s + s, late_s + e) for m, s, e in ran.awaited}
     in_turn, peaks = len(ranks) < plan.n_ranks, [record.peak_bytes for record in ranks]
     return Report(
-        stages,
-        in_turn_s(plan) if in_turn else simulate(plan).before_optimizer_s,
-        statistics.median(lengths) if lengths else 0.0,
-        n_steps,
-        tuple(sorted(events, key=lambda e: (e[2], e[0]))),
-        plan,
-        in_turn,
-        () if in_turn or None in peaks else tuple(p for p in peaks if p is not None),
-        _messages(plan, sent, awaited, {m: n for record in ranks for m, n in record.message_bytes}),
+        stages=stages,
+        predicted_step_s=in_turn_s(plan) if in_turn else simulate(plan).before_optimizer_s,
+        measured_step_s=statistics.median(lengths) if lengths else 0.0,
+        n_steps=n_steps,
+        events=tuple(sorted(events, key=lambda e: (e[2], e[0]))),
+        plan=plan,
+        in_turn=in_turn,
+        peak_bytes=() if in_turn or None in peaks else tuple(p for p in peaks if p is not None),
+        messages=_messages(plan, sent, awaited, {m: n for record in ranks for m, n in record.message_bytes}),
     )
 
 

@@ -223,7 +223,14 @@ def _compare(
             f"the pipeline is not equal to the model: {'; '.join(faults[:3])}{more}; {first_difference()}"
         )
     counted = sum(g is not None for g in expected.gradients.values())
-    return Parity(len(expected.outputs), counted, float(expected.loss), outputs, loss, gradients)
+    return Parity(
+        outputs=len(expected.outputs),
+        gradients=counted,
+        loss=float(expected.loss),
+        max_output_error=outputs,
+        max_loss_error=loss,
+        max_gradient_error=gradients,
+    )
 
 
 def relative_error(a: Tensor | None, b: Tensor | None) -> float:

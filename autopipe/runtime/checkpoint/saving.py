@@ -187,7 +187,15 @@ def _finish(draft: Draft, everyone: Sequence[SaveStatus], contents: RankContents
         files[name] = _write_text(draft.path / name, text)
     states = [name for name in files if name.startswith("state-") and name.endswith(".json")]
     manifest = Manifest(
-        FORMAT, VERSION, contents.model, digest(specs), contents.steps, contents.seed, weights, states, files
+        format=FORMAT,
+        version=VERSION,
+        model=contents.model,
+        digest=digest(specs),
+        steps=contents.steps,
+        seed=contents.seed,
+        weights=weights,
+        states=states,
+        files=files,
     )
     with (draft.path / MANIFEST).open("xb") as file:
         file.write(manifest.to_bytes())

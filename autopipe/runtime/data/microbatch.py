@@ -209,7 +209,15 @@ class Cut:
         sizes, axes, packed = self.sizes, self.axes, self.packed
         columns = {name: _pieces(name, value, sizes, axes, packed) for name, value in leaves.items()}
         return Batch(
-            sizes, columns, self._targets(target), axes, leaves, packed, leaves, target=target, cut=self
+            rows=sizes,
+            leaves=columns,
+            targets=self._targets(target),
+            axes=axes,
+            whole=leaves,
+            packed=packed,
+            given=leaves,
+            target=target,
+            cut=self,
         )
 
     def _targets(self, target: Any) -> Sequence[Any]:
@@ -294,7 +302,14 @@ class Splitter:
         if len(sizes) > 1:
             self._check_target(target, n_rows)
         whole = self._whole_in(target, n_rows)
-        return Cut(sizes, axes, packed, n_rows, self._given.get("target", 0), whole).of(leaves, target)
+        return Cut(
+            sizes=sizes,
+            axes=axes,
+            packed=packed,
+            n_rows=n_rows,
+            target_axis=self._given.get("target", 0),
+            whole=whole,
+        ).of(leaves, target)
 
     def _whole_in(self, target: Any, n_rows: int) -> frozenset[int]:
         """The places in a target of tensors whose size was the same beside another number of rows."""
