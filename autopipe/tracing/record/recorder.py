@@ -325,12 +325,7 @@ class Recorder(TorchFunctionMode):
             call.op, call.target = "call_function", in_modes
             held = self.ledger.attribute(path, module, Depends.STATE)
             call.take((held, modes, frozen, *call.args), call.kwargs)
-        call.recompute = self.checkpointed.count > 0
-        state = (t for m in inside for t in (*m._parameters.values(), *m._buffers.values()))
-        has_state = any(t is not None for t in state)
-        call.depends = self.ledger.depends(call) | (Depends.STATE if has_state else Depends.NOTHING)
-        call.depends |= Depends.DATA if path in self.by_data else Depends.NOTHING
-        call.is_frozen = functions.holds_frozen(module)
+        self._note_state(call, module, inside)
         has_buffers = any(m._buffers for m in inside)
         buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)) if has_buffers else {})
         compiled = any(map(is_compiled, inside))
@@ -361,23 +356,7 @@ class Recorder(TorchFunctionMode):
         if twins is not None and copied is not None and key in twins.drawn:
             self.streams.count(inside, twins.drawn[key])
             call.is_random, call.depends = True, call.depends | Depends.RANDOM
-        if foreign:
-            raise OpenLeaf(
-                path,
-                f"{call.source}: {path} uses {', '.join(foreign)}, which another layer has, by a list, a "
-                "function or a hook; a stage with the one alone would go by old values of the other: hand it "
-                "over as an argument, or register the layer that has it in both",
-            )
-        taken = [name for t in functions.tensors(actual) for name in marks(t)]
-        if taken:
-            read = frozenset().union(*(read_by(cls) for cls in {*map(type, inside)}))
-            taken = [name for name in taken if name in read]
-        for name in (*taken, *(name for t in functions.tensors(result) for name in marks(t))):
-            raise OpenLeaf(
-                path,
-                f"{call.source}: {path} takes or gives a tensor with another as its attribute {name!r}, "
-                "which is lost where a stage hands it on; return it beside",
-            )
+        _check_alone(call, inside, foreign, actual, result)
         call.keeps = self.keeping.after(path, inside, before)
         if hooks != _hooks_of(inside):  # as one does that takes itself away
             self.keeping.begun.add(path)
@@ -390,6 +369,15 @@ class Recorder(TorchFunctionMode):
             if draws is not None:
                 twins.keep(key, call, result, actual, draws if call.is_random else None)
         return dict_arguments.handed_back(gave[0], result, given) if gave and given else result
+
+    def _note_state(self, call: Call, module: nn.Module, inside: list[nn.Module]) -> None:
+        """Note what the call of a leaf hangs on, and how it runs."""
+        call.recompute = self.checkpointed.count > 0
+        state = (t for m in inside for t in (*m._parameters.values(), *m._buffers.values()))
+        has_state = any(t is not None for t in state)
+        call.depends = self.ledger.depends(call) | (Depends.STATE if has_state else Depends.NOTHING)
+        call.depends |= Depends.DATA if call.path in self.by_data else Depends.NOTHING
+        call.is_frozen = functions.holds_frozen(module)
 
     def changed(self, before: functions.Versions, module: nn.Module, path: str) -> tuple[str, ...]:
         """The buffers of ``module`` that are not as they were."""
@@ -528,6 +516,33 @@ class Recorder(TorchFunctionMode):
         call.writes = before.left.union(*(functions.storages(t) for t in written))
         self.ledger.overwrite(call)
         return self.ledger.adopt_result(self.ledger.add(call), result, {id(t) for t in written})
+
+
+def _check_alone(
+    call: Call, inside: Sequence[nn.Module], foreign: Collection[str], actual: Any, result: Any
+) -> None:
+    """Raise :class:`OpenLeaf` for a leaf that has or gives what no stage could that holds it alone.
+
+    ``foreign`` are the parameters of others that it used, ``actual`` its arguments.
+    """
+    path = call.path
+    if foreign:
+        raise OpenLeaf(
+            path,
+            f"{call.source}: {path} uses {', '.join(foreign)}, which another layer has, by a list, a "
+            "function or a hook; a stage with the one alone would go by old values of the other: hand it "
+            "over as an argument, or register the layer that has it in both",
+        )
+    taken = [name for t in functions.tensors(actual) for name in marks(t)]
+    if taken:
+        read = frozenset().union(*(read_by(cls) for cls in {*map(type, inside)}))
+        taken = [name for name in taken if name in read]
+    for name in (*taken, *(name for t in functions.tensors(result) for name in marks(t))):
+        raise OpenLeaf(
+            path,
+            f"{call.source}: {path} takes or gives a tensor with another as its attribute {name!r}, "
+            "which is lost where a stage hands it on; return it beside",
+        )
 
 
 def _hooks_of(inside: Sequence[nn.Module]) -> list[tuple[int, ...]]:
