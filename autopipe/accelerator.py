@@ -33,7 +33,6 @@ __all__ = [
     "held_bytes",
     "identity",
     "is_async",
-    "is_carried",
     "keep_freed",
     "kinds",
     "mark",

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 import autopipe
 
-__all__ = ["Sizes", "main", "make_model", "token_batches", "train"]
+__all__ = ["Sizes", "main", "make_model", "train"]
 
 MICROBATCHES, PARITY_STEPS = 8, 5
 

@@ -30,7 +30,6 @@ __all__ = [
     "OFFLOADS",
     "OPTIMIZERS",
     "PRECISIONS",
-    "BytesPerParameter",
     "Offload",
     "Optimizer",
     "Precision",

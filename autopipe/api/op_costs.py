@@ -24,7 +24,7 @@ from ..tracing import Capture, device_of
 from ..tracing.sizes.variation import Check
 from .cluster import DeviceLike, busy_peers, described, is_described
 
-__all__ = ["costs_of", "count_microbatches", "counts_to_try", "microbatch_dims", "profiled", "read"]
+__all__ = ["costs_of", "counts_to_try", "microbatch_dims", "profiled", "read"]
 
 _logger = logging.getLogger(__name__)
 

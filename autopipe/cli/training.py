@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..api import Pipe
     from ..costs import CostTable
 
-__all__ = ["Trained", "job", "train"]
+__all__ = ["job", "train"]
 
 UNSTEADY = 0.04
 """Change of pace from which what was predicted before and what was measured after are told apart."""

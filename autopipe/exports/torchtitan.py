@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..stages import Stage
 from .torch_stages import to_torch_stages
 
-__all__ = ["PLACED_AS", "torchtitan_pipelining"]
+__all__ = ["torchtitan_pipelining"]
 
 _logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from .timers import device_name
 if TYPE_CHECKING:
     from ..tracing import Capture
 
-__all__ = ["accounts", "estimate", "op_cost"]
+__all__ = ["accounts", "estimate"]
 
 
 def estimate(

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import flop_registry
 from ..arguments import brief, called
 from ..errors import InputError
 
-__all__ = ["Formula", "count_flops", "flops_of"]
+__all__ = ["count_flops", "flops_of"]
 
 Formula = Callable[..., int]
 """``formula(*args, out=value, **kwargs)`` with the call's own arguments and what it returned."""

@@ -25,7 +25,7 @@ from .weight_moves import move_weights
 if TYPE_CHECKING:
     from .engine import Engine
 
-__all__ = ["Cutter", "as_measured", "gain", "plan_again"]
+__all__ = ["Cutter", "gain", "plan_again"]
 
 NO_PLAN = "no plan: "
 """What the first rank tells the others in the place of a plan."""

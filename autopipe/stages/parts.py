@@ -18,7 +18,7 @@ from ..torch_private import fx_graph
 from . import rng
 from .stage import HIDDEN, RECOMPUTED
 
-__all__ = ["Part", "runs", "with_parts"]
+__all__ = ["Part", "runs"]
 
 Step = tuple[str, int | str, Any]
 """("item", index or key, of how many or of which keys) or ("attribute", name, None).

@@ -27,7 +27,7 @@ from ..files.threads import threads_for
 from ..wire.plain_values import dumps, loads
 from .rank_contents import File, RankContents, SaveStatus, files_of, whole
 
-__all__ = ["INDEX", "Exchange", "save", "save_single"]
+__all__ = ["Exchange", "save", "save_single"]
 
 INDEX = "model.safetensors.index.json"
 Exchange = Callable[[SaveStatus], Sequence[SaveStatus]]

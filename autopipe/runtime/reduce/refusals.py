@@ -28,7 +28,7 @@ from ...arguments import brief
 from ...errors import InputError, StaleError
 from ...torch_private import CLIP, TOTAL_NORM
 
-__all__ = ["OF", "PartOfModel", "refuse_line_search", "watch", "watch_scalers"]
+__all__ = ["OF", "refuse_line_search", "watch", "watch_scalers"]
 
 _logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from ...torch_private import UnseenByFunctions
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["Home", "StaleTensor", "absent", "filled", "guard", "mark", "readable", "shapes_of", "unmark"]
+__all__ = ["StaleTensor", "absent", "filled", "guard", "mark", "readable", "shapes_of", "unmark"]
 
 GRADIENT_READERS = ("torch.optim", "torch.amp", "torch.nn.modules", "autopipe")
 """Modules that may ask for an absent gradient: they pass over parameters without one."""

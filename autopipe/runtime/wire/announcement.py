@@ -21,7 +21,7 @@ from ...hardware import DIRECT_BYTES
 from .boundary import Frame
 from .plain_values import dtype_of, name_of
 
-__all__ = ["LIKE", "Announced", "Announcement", "Form", "ToldForm", "oddity", "plain"]
+__all__ = ["LIKE", "Announced", "Announcement", "Form", "oddity", "plain"]
 
 PACK_BYTES = 1 << 14
 HOST_PACK_BYTES = 1 << 20

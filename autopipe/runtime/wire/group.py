@@ -23,7 +23,7 @@ from ...hardware import DIRECT_BYTES
 from ...torch_private import backend_plugin, plugin_options
 from .socket_link import Link
 
-__all__ = ["FOREVER", "DeviceGroup", "Group", "HostGroup", "StagedGroup", "break_group", "make_group"]
+__all__ = ["FOREVER", "Group", "HostGroup", "StagedGroup", "break_group", "make_group"]
 
 FOREVER = datetime.timedelta(days=7)
 """Time limit of every wait: stalls are judged by the watch, which knows what is expected."""

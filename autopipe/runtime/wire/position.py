@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["BETWEEN", "OUTSIDE", "Doing", "Patience", "Position"]
+__all__ = ["OUTSIDE", "Doing", "Patience", "Position"]
 
 Doing = tuple[object, int]
 """What a rank does, in words (or prints as such), and the rank it waits for meanwhile, or -1."""

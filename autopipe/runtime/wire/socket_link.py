@@ -25,7 +25,7 @@ from torch import Tensor
 from ...accelerator import memory
 from .board import Board
 
-__all__ = ["SENT", "Arrival", "Link", "connect"]
+__all__ = ["SENT", "Link", "connect"]
 
 POLL_S = 0.1
 CARD_S = 2.0
