@@ -24,7 +24,7 @@ from .backward import Root, WeightWork, backward_input, root_of
 from .kept_as_read import kept_as_read
 from .offload import offloaded
 
-__all__ = ["StepInputs", "Worker"]
+__all__ = ["Manner", "StepInputs", "Worker"]
 
 NOTHING = contextlib.nullcontext()
 
@@ -52,6 +52,29 @@ class StepInputs:
     outside: rng.Outside = dataclasses.field(default_factory=rng.Outside)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Manner:
+    """How a section of a stage is run.
+
+    Attributes
+    ----------
+    loss: that of a microbatch, from the last stage's outputs, the target and the microbatch's number.
+    forward_context: what forwards run in, as autocast.
+    recompute: whether a forward keeps its inputs alone, and runs again in backward.
+    mutated: the buffers that a forward writes, as (module, name in it).
+    is_random: whether any of its ops draws. derives: whether its forward makes gradients itself.
+    offloads: whether what autograd keeps is moved to the host's memory meanwhile.
+    """
+
+    loss: Callable[[tuple[Any, ...], Any, int], Tensor]
+    forward_context: Callable[[], contextlib.AbstractContextManager[Any]]
+    recompute: bool
+    mutated: Sequence[tuple[nn.Module, str]]
+    is_random: bool
+    derives: bool
+    offloads: bool
+
+
 class Worker:
     """One stage at work on microbatches.
 
@@ -59,27 +82,13 @@ class Worker:
     ----------
     stage: the plan's stage. section: what of it is run.
     module: what is called: the stage, or a data-parallel wrapper of it.
-    loss: computes (loss, flat output leaves) of a microbatch from the last stage's outputs.
     losses, outputs: of the step under way, detached; on the last stage only.
     receivers: the workers of later stages in this process, by stage.
     replicas: how other processes hold the same stage, if any do.
     leaves: of the inputs whose gradients are wanted, those of each microbatch that gather them.
     """
 
-    def __init__(
-        self,
-        stage: Stage,
-        section: Section,
-        edges: Sequence[Edge],
-        *,
-        loss: Callable[[tuple[Any, ...], Any, int], Tensor],
-        forward_context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-        recompute: bool = False,
-        mutated: Sequence[tuple[nn.Module, str]] = (),
-        is_random: bool = True,
-        derives: bool = False,
-        offloads: bool = False,
-    ) -> None:
+    def __init__(self, stage: Stage, section: Section, edges: Sequence[Edge], manner: Manner) -> None:
         self.stage, self.section = stage, section
         self.module: nn.Module = stage
         self.edges_in = tuple(e for e in edges if e.destination == section.index)
@@ -87,13 +96,13 @@ class Worker:
         received = {name for e in self.edges_in for name in e.names}
         self._own = tuple((i, n) for i, n in enumerate(section.inputs) if n not in received)
         self._named: dict[str, Any] = {"section": section.name} if section.name else {}
-        self._loss, self._forward_context = loss, forward_context
-        self._recompute, self._mutated, self._is_random = recompute, tuple(mutated), is_random
-        self._derives = derives
-        self._offloads = offloads and not recompute
+        self._loss, self._forward_context = manner.loss, manner.forward_context
+        self._recompute, self._mutated, self._is_random = manner.recompute, manner.mutated, manner.is_random
+        self._derives = manner.derives
+        self._offloads = manner.offloads and not manner.recompute
         # of what layers of torch's write, as batch norms their statistics, autograd keeps nothing
         own = [held for held in self._mutated if type(held[0]) is nn.Module or not is_torchs(held[0])]
-        self._rewritten = [] if recompute else own
+        self._rewritten = [] if manner.recompute else own
         self._flags: dict[Any, tuple[tuple[bool, ...], ...]] = {}
         self.replicas = Replicas(stage)
         self._probe: list[tuple[int, int, str]] | None = None

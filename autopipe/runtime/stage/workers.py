@@ -28,7 +28,7 @@ from ..wire.boundary import Edge
 from .loss import Loss
 from .setup import written_buffers
 from .tail import TailWorker
-from .worker import Worker
+from .worker import Manner, Worker
 
 if TYPE_CHECKING:
     from ...tracing import Capture
@@ -69,10 +69,7 @@ def make_workers(
         ops = [by_name[name] for name in planned.ops if name in by_name]
         # parameters that a forward moves would be moved again
         moves = any(not capture.ops.parameter[n].is_buffer for op in ops for n in op.mutated_buffers)
-        workers[section.index] = worker = (TailWorker if is_tail else Worker)(
-            stage,
-            section,
-            edges,
+        manner = Manner(
             loss=loss,
             forward_context=autocast_context(autocast, device),
             recompute=planned.recompute and not (is_tail or moves),
@@ -84,6 +81,8 @@ def make_workers(
             ),
             offloads=offloads,
         )
+        kind = TailWorker if is_tail else Worker
+        workers[section.index] = worker = kind(stage, section, edges, manner)
         if isinstance(worker, TailWorker):
             worker.join_by(capture.kinds)
     for worker in workers.values():
