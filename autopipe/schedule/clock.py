@@ -18,7 +18,13 @@ from ..hardware import Cluster
 from .actions import F, Schedule, StageTimes, Transfer
 from .gathers import gathers
 
-__all__ = ["Clock", "Edges", "Gathering", "run", "wiring"]
+__all__ = ["Clock", "Edges", "GatheredRow", "Gathering", "SentRow", "run", "wiring"]
+
+
+SentRow = tuple[int, int, bool, int, float, float, int]
+"""A message between ranks: its stages, from and to, is gradient, microbatch, start, end, bytes."""
+GatheredRow = tuple[int, int, float, float]
+"""A stage's weights made whole: rank, stage, start, end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,16 +53,14 @@ class Edges:
 class Clock:
     """The result of a run.
 
-    ``starts_s`` and ``ends_s`` are per rank and aligned with the schedule's actions; ``sent`` has
-    (source stage, destination stage, is gradient, microbatch, start, end, bytes) per message between ranks,
-    ``gathered`` (rank, stage, start, end) whenever a stage's weights were.
+    ``starts_s`` and ``ends_s`` are per rank and aligned with the schedule's actions.
     """
 
     schedule: Schedule
     starts_s: list[list[float]]
     ends_s: list[list[float]]
-    sent: list[tuple[int, int, bool, int, float, float, int]]
-    gathered: list[tuple[int, int, float, float]] = dataclasses.field(default_factory=list)
+    sent: list[SentRow]
+    gathered: list[GatheredRow] = dataclasses.field(default_factory=list)
 
     def ends_in_order(self) -> list[float]:
         """Ends of the actions in the order of :attr:`Schedule.order`."""
@@ -80,7 +84,7 @@ class Gathering:
         self._before = [gathers(row, sharded, most) for row in schedule.actions] if sharded else []
         self._free_s = [0.0] * schedule.n_ranks
         self._whole_s = [0.0] * schedule.n_stages
-        self.found: list[tuple[int, int, float, float]] = []
+        self.found: list[GatheredRow] = []
 
     def ready_s(self, rank: int, index: int, stage: int, now_s: float) -> float:
         """When the rank's action of this index finds its stage whole; gathers before begin ``now_s``."""

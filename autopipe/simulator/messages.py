@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 
 from ..schedule import Action
+from ..schedule.clock import SentRow
 from .timeline_data import Event, Sent, TimelineData
 
 __all__ = ["Key", "key_of", "last_arrivals", "messages_of"]
@@ -40,7 +41,7 @@ def messages_of(timeline: TimelineData) -> tuple[Sent, ...]:
     return timeline.transfers
 
 
-def _handovers(timeline: TimelineData) -> list[tuple[int, int, bool, int, float, float, int]]:
+def _handovers(timeline: TimelineData) -> list[SentRow]:
     """One message of unknown size per hand-over between neighbouring stages on different ranks.
 
     Each leaves when the action that makes it ends. It arrives when the action that needs it starts, where

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from ..hardware import Cluster
 from ..schedule import Schedule, StageTimes
-from ..schedule.clock import Clock, Edges, wiring
+from ..schedule.clock import Clock, Edges, SentRow, wiring
 from .timeline_data import Event
 
 __all__ = ["is_shared", "run_shared"]
@@ -104,7 +104,7 @@ class _Machine:
         self.coming: list[tuple[float, int, float]] = []
         self.starts: list[list[float]] = [[] for _ in self.ranks]
         self.ends: list[list[float]] = [[] for _ in self.ranks]
-        self.sent: list[tuple[int, int, bool, int, float, float, int]] = []
+        self.sent: list[SentRow] = []
         self.stepped: list[Event] = []
 
     def advance(self) -> bool:

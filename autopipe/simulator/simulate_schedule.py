@@ -156,9 +156,9 @@ def _tail(
 def _later(clock: Clock, seconds: float) -> Clock:
     """The same, begun so much later."""
     starts, ends = ([[t + seconds for t in row] for row in rows] for rows in (clock.starts_s, clock.ends_s))
-    sent = [(*what, left + seconds, came + seconds, n) for *what, left, came, n in clock.sent]
+    sent = [(*row[:4], row[4] + seconds, row[5] + seconds, row[6]) for row in clock.sent]
     gathered = [(rank, stage, a + seconds, b + seconds) for rank, stage, a, b in clock.gathered]
-    return Clock(clock.schedule, starts, ends, sent, gathered)  # type: ignore[arg-type]
+    return Clock(clock.schedule, starts, ends, sent, gathered)
 
 
 def _postponed(event: Event, seconds: float) -> Event:

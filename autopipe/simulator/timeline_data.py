@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, Self
 from ..errors import InputError
 from ..memory import RankMemory, StageMemory, rank_memory
 from ..schedule import Action, Schedule
+from ..schedule.clock import GatheredRow, SentRow
 from ..units import format_seconds
 
 __all__ = ["Event", "Sent", "TimelineData"]
@@ -66,26 +67,26 @@ class TimelineData:
     memory: per stage, its bytes; None where unknown.
     shared_bytes: per rank, bytes of tied parameters that several of its stages count.
     source: ``simulated`` or ``measured``.
-    gathered: (rank, stage, start, end) of each time that a stage's weights were brought together.
+    gathered: each time that a stage's weights were brought together.
     """
 
     schedule: Schedule
     starts_s: Sequence[Sequence[float]]
     ends_s: Sequence[Sequence[float]]
     step_s: float
-    sent: Sequence[tuple[int, int, bool, int, float, float, int]] = ()
+    sent: Sequence[SentRow] = ()
     tail: tuple[Event, ...] = ()
     memory: tuple[StageMemory, ...] | None = None
     shared_bytes: tuple[int, ...] = ()
     source: Literal["simulated", "measured"] = "simulated"
-    gathered: tuple[tuple[int, int, float, float], ...] = ()
+    gathered: tuple[GatheredRow, ...] = ()
 
     @classmethod
     def from_events(
         cls,
         schedule: Schedule,
         events: Iterable[tuple[int, Action | str, float, float]],
-        sent: Sequence[tuple[int, int, bool, int, float, float, int]] = (),
+        sent: Sequence[SentRow] = (),
         *,
         step_s: float | None = None,
         memory: Sequence[StageMemory] | None = None,
