@@ -242,7 +242,8 @@ class _Search:
         kept = _SIMULATING_DRAFT if self.is_draft else _SIMULATING
         until = deadline - kept * max(0.0, deadline - clock_s())
         if self.asked.any_order:
-            found = shortest(ordered(case, problem, until, self.stopped), case.order, deadline)
+            solved = ordered(case, problem, until, self.stopped)
+            found = shortest(solved, case.order, 0.0 if self.stopped.is_set() else deadline)
         else:
             found = [answered(case, problem, until, self.known, self.is_draft)]
         best: Plan | None = None

@@ -227,15 +227,17 @@ def shortest(found: Sequence[Answered], own: tuple[int, ...], deadline: float) -
     """The orders of ranks whose best bottlenecks' steps are shortest, in a part of the time; and one's own.
 
     The least bottleneck says little of them: where ranks are unlike, what waits for a slow one is its place.
+    Ctrl-C costs the steps that were still to come.
     """
     until = clock_s() + _ORDERING * max(0.0, deadline - clock_s())
     steps_s = [math.inf] * len(found)
-    for x, (case, problem, answer) in enumerate(found):
-        if x and clock_s() > until:
-            break
-        if answer.stage_of is not None:
-            loads = problem.loads(answer.stage_of)
-            steps_s[x] = plan_of(case, problem, answer, answer.stage_of, loads).step_s
+    with contextlib.suppress(KeyboardInterrupt):
+        for x, (case, problem, answer) in enumerate(found):
+            if x and clock_s() > until:
+                break
+            if answer.stage_of is not None:
+                loads = problem.loads(answer.stage_of)
+                steps_s[x] = plan_of(case, problem, answer, answer.stage_of, loads).step_s
     ranked = sorted(range(len(found)), key=steps_s.__getitem__)
     return [found[x] for n, x in enumerate(ranked) if n < _KEPT_ORDERS or found[x][0].order == own]
 

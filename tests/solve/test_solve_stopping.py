@@ -194,6 +194,22 @@ def test_ctrl_c_among_the_orders_of_the_ranks_keeps_those_before_it(monkeypatch)
     assert plan.placement == (0, 1, 2)
 
 
+def test_ctrl_c_while_orders_of_the_ranks_are_told_by_their_steps_keeps_their_bottlenecks(monkeypatch):
+    from autopipe.solve import step
+
+    once = step.plan_of
+
+    def interrupted(*given):
+        monkeypatch.setattr(step, "plan_of", once)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(step, "plan_of", interrupted)
+    slow = tuple(Device(speed=speed) for speed in (1.0, 0.5, 1.0))
+    plan = made(cluster=Cluster(slow), device_order="auto", time_limit_s=60.0)
+    assert plan.bounds.bottleneck_s > 0
+    assert step.plan_of is once
+
+
 def test_ctrl_c_with_nothing_found_is_raised(monkeypatch):
     def nothing(problem, **limits):
         with contextlib.suppress(KeyboardInterrupt):
