@@ -28,7 +28,7 @@ from .code_run import CodeRun
 from .results import ROUNDED, Rows, axes
 from .thresholds import MOST
 
-__all__ = ["Met", "rows_met"]
+__all__ = ["Met", "RowsMet"]
 
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
@@ -62,31 +62,12 @@ class Met:
     far: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
-def rows_met(
-    code: OwnCode,
-    form: Recording,
-    run: Rows,
-    n: int,
-    dim: Dim,
-    shapes: _Shapes,
-    at: device,
-    ran: CodeRun,
-    *,
-    has_alike: bool,
-) -> Met:
-    """How many rows there are where some call first gives others than for ``n``; ``run`` runs the form.
+class RowsMet:
+    """How many rows there are where some call first gives others than for the ``n`` of a run.
 
-    Calls are given as many rows as code names that ``ran``, for so many too, or as is usual. Where ``run``
-    ``has_alike`` layers of which one runs for all, each that is asked runs alone on the few rows too.
+    Calls that may go by their number are run alone on more: as many as code names that ``ran``, for so many
+    too, or as is usual.
     """
-    look = _Look(code, form, n, dim, shapes, at, ran, has_alike=has_alike)
-    if look.is_any:
-        run("a" * (n // 2) + "b" * (n // 2), look)
-    return look.met
-
-
-class _Look:
-    """Shown each call of a run on ``n`` rows, runs those that may go by their number on more."""
 
     def __init__(
         self,
@@ -97,10 +78,8 @@ class _Look:
         shapes: _Shapes,
         at: device,
         ran: CodeRun,
-        *,
-        has_alike: bool,
     ) -> None:
-        self._ran, self._has_alike = ran, has_alike
+        self._ran, self._has_alike = ran, False
         self._code, self._form, self._n, self._dim, self._shapes, self._at = code, form, n, dim, shapes, at
         self._symbol = symbol(dim.name)
         by_rows = set[int]()
@@ -108,14 +87,49 @@ class _Look:
             if _is_of_sizes(call) and any(id(c) in by_rows or self._tells(c, call) for c in call.inputs):
                 by_rows.add(id(call))
         asked = [c for c in form.calls if id(c) in by_rows or self._is_code(c)]
-        self.is_any = any(not c.is_size or plain_name(c) not in _EVEN for c in asked)
+        self._is_any = any(not c.is_size or plain_name(c) not in _EVEN for c in asked)
         self._of_sizes, self._asked = by_rows, {id(c) for c in asked}
         self._needed = self._asked.union(*({id(i) for i in c.inputs} for c in asked))
         self._few: dict[int, Any] = {}
         self._made: dict[tuple[int, float], Any] = {}
         self._most: dict[int, int] = {}
         self._known: list[tuple[int, int]] = []
-        self.met = Met()
+        self._firsts: list[int] = []
+        self._met = Met()
+
+    def keep(self, call: Call, value: Any) -> None:
+        """Be shown a call with its value, of a run of which all is asked once it is over."""
+        if id(call) in self._needed:
+            self._few[id(call)] = value
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether values are at a run's end what they were: no call writes to what others gave."""
+        return not any(c.writes or c.mutated for c in self._form.calls)
+
+    def kept(self, rows: str) -> Met:
+        """What is found with the values kept of a run on these rows, each of which has its layer's own."""
+        self._firsts = [*map(rows.index, rows)]
+        for call in self._form.calls if self._is_any else ():
+            self._ask(call, self._few.get(id(call)))
+        return self._met
+
+    def found(self, run: Rows, *, has_alike: bool) -> Met:
+        """What is found in a run of the form.
+
+        Where that ``has_alike`` layers of which one runs for all, each that is asked runs alone on the few
+        rows too.
+        """
+        half, self._has_alike = self._n // 2, has_alike
+        self._firsts = [0] * half + [half] * half
+
+        def look(call: Call, value: Any) -> None:
+            self.keep(call, value)
+            self._ask(call, value)
+
+        if self._is_any:
+            run("a" * half + "b" * half, look)
+        return self._met
 
     def _tells(self, given: Call, call: Call) -> bool:
         """Whether a tensor of the inputs' tells a call made of sizes how many rows there are."""
@@ -131,9 +145,7 @@ class _Look:
             return False
         return not _READ.isdisjoint(self._code.names(call)) or max(self._code.numbers(call), default=0) > MOST
 
-    def __call__(self, call: Call, value: Any) -> None:
-        if id(call) in self._needed:
-            self._few[id(call)] = value
+    def _ask(self, call: Call, value: Any) -> None:
         if id(call) not in self._asked:
             return
         self._known = []
@@ -248,8 +260,8 @@ class _Look:
 
     def _compare(self, call: Call, value: Any, i: int, axis: int, times: int) -> None:
         """Note the first row that is another, where the few are the same in any place."""
-        half, few = self._n // 2, tensors(value)[i]
-        first = torch.tensor([0] * half + [half] * half, device=few.device)
+        few = tensors(value)[i]
+        first = torch.tensor(self._firsts, device=few.device)
 
         def others(times: int) -> list[int]:
             many = tensors(self._of_many(call, times))[i]
@@ -274,9 +286,9 @@ class _Look:
 
     def _tell(self, call: Call, same: int, other: int) -> None:
         if other <= MOST:
-            self.met.near.add(other)
+            self._met.near.add(other)
         else:
-            self.met.far.setdefault(max(same, self._n), call_and_place(call))
+            self._met.far.setdefault(max(same, self._n), call_and_place(call))
 
 
 def _is_of_sizes(call: Call) -> bool:

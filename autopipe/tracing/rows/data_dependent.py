@@ -58,6 +58,14 @@ _MISSING = frozenset({
 })  # fmt: skip
 """Functions by which code leaves out what is no number: values that a batch lacks."""
 
+_OF_C = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+)
+"""Functions that call no code of a model's, unless they are given it."""
+
 _Place = tuple[types.CodeType, int]
 """Code, and a line of its file."""
 Turn = tuple[_Place, int]
@@ -92,7 +100,7 @@ class Watch:
     ----------
     noted: what its code was seen to ask of tensors; None before it has run. found: ids of calls as in
         :class:`Reading`; reads: as there. may_bend: see :class:`Numbers`; True before it has run. ran: what
-        code ran. alike: which layers did the same.
+        code ran. alike: which layers did the same. keep: is shown each call with its value, too.
     """
 
     def __init__(self, model: nn.Module, form: Recording, n_rows: int) -> None:
@@ -107,6 +115,7 @@ class Watch:
         self.reads, self.may_bend = False, True
         self._is_over = False
         self.ran, self.alike = CodeRun(), AlikeLayers(form)
+        self.keep: Callable[[Call, Any], None] | None = None
 
     def first(self, run: Rows, rows: str, look: Callable[[Call, Any], Any] | None = None) -> Any:
         """What ``run`` gives; its first run on rows a and b is looked at, where it runs so."""
@@ -140,8 +149,8 @@ class Watch:
             noted.has_read = False
             alike.see(call, noted.done)
             noted.done = []
-            if look is not None:
-                look(call, value)
+            for shown_to in filter(None, (self.keep, look)):
+                shown_to(call, value)
 
         alike = AlikeLayers(self._form)
         with _Noted(self._tables, self._n_rows, self.ran) as noted, self.ran:
@@ -346,11 +355,11 @@ class _Noted(Numbers):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._ran.pause()
         try:
-            return self._noted(func, args, kwargs or {})
+            return self._noted(func, types, args, kwargs or {})
         finally:
             self._ran.go_on()
 
-    def _noted(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _noted(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         known = _Known.of(func)
         if known.is_size:
             return func(*args, **kwargs)
@@ -362,9 +371,12 @@ class _Noted(Numbers):
         self.beyond.update(beyond)
         tables = dict(picked(self._held, args, kwargs)) if known.picks else {}
         self.tables.update(tables)
-        self._ran.go_on()  # a function may call the model's code
-        result = func(*args, **kwargs)
-        self._ran.pause()
+        if types or not isinstance(func, _OF_C) or any(map(callable, args)):
+            self._ran.go_on()  # a function may call the model's code
+            result = func(*args, **kwargs)
+            self._ran.pause()
+        else:
+            result = func(*args, **kwargs)
         result = self.with_result(result, func, args, kwargs)
         if known.kind == "read" and _is_truth(name, result) and (place := _place()) is not None:
             self.truths[place] = self.truths.get(place, 0) + 1

@@ -21,7 +21,7 @@ from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from ..code.own_code import OwnCode
 from .alike_layers import AlikeLayers
-from .among_many import Met, rows_met
+from .among_many import Met, RowsMet
 from .class_weights import by_class_weights
 from .code_run import CodeRun
 from .data_dependent import Reading, Turn, Turned, Watch, alike, deciding, numbers_apart, reading, scales
@@ -103,6 +103,10 @@ def _questions(
         )
     is_more = is_sure and asked.takes(2 * _MANY)
     watch = Watch(model, form, 2 * _MANY if is_more else 2 if is_sure else dim.example)
+    asks_of_many = is_more and not asked.seen.is_noisy
+    met = RowsMet(asked.code, form, 2 * _MANY, dim, shapes, asked.device, watch.ran) if asks_of_many else None
+    if met is not None and met.may_keep:
+        watch.keep = met.keep
     in_gradients = _row_gradients(asked)
     if in_gradients is not None:
         held_back = functools.partial(in_gradients.fault, [_MANY] if is_more else ())
@@ -116,7 +120,7 @@ def _questions(
     if is_more:
         # what two rows do not come near to, as a largest norm, more of them may pass
         yield functools.partial(_of_more, results, asked.seen, given, dim, shapes, watch), False
-    if is_more and not asked.seen.is_noisy:
+    if asks_of_many:
         spread = _gathered(asked)
         for n in _of_unlike_rows(asked, watch, spread):
             if n > 2 * _MANY and n > _most_named(asked, form.calls):
@@ -125,7 +129,7 @@ def _questions(
             yield functools.partial(_among_unlike, asked, n, {}, watch), True
             if spread:
                 yield functools.partial(_among_unlike, asked, n, spread, watch), True
-    for n, is_untold in _numbers_of_rows(asked, watch, far) if is_more and not asked.seen.is_noisy else ():
+    for n, is_untold in _numbers_of_rows(asked, watch, met, far) if met is not None else ():
         if n + 2 > _most_named(asked, form.calls):
             unasked.add(n + 2)
             continue
@@ -180,7 +184,9 @@ def _row_gradients(asked: Asked) -> RowGradients | None:
     return RowGradients(asked.code.model, run, made, asked.seen.known_shares, asked.dim, asked.shapes)
 
 
-def _numbers_of_rows(asked: Asked, watch: Watch, far: dict[int, str]) -> Iterator[tuple[int, bool]]:
+def _numbers_of_rows(
+    asked: Asked, watch: Watch, in_turn: RowsMet, far: dict[int, str]
+) -> Iterator[tuple[int, bool]]:
     """How many rows code may go by, more than many, from small to large; each with whether that is untold.
 
     It is told where only code in calls names the number, and each of these goes by rows alone there; then
@@ -188,10 +194,7 @@ def _numbers_of_rows(asked: Asked, watch: Watch, far: dict[int, str]) -> Iterato
     let run comes behind these.
     """
     form, dim, shapes, least = asked.form, asked.dim, asked.shapes, 2 * _MANY
-    met, most = (
-        _met(asked, least, watch.ran, watch.alike),
-        max(MOST, _most_rows(asked, asked.form.calls, _MOST_BYTES)),
-    )
+    met, most = _met(asked, watch, in_turn), max(MOST, _most_rows(asked, form.calls, _MOST_BYTES))
     far.update({n: words for n, words in met.far.items() if asked.takes(n + 2)})
     cuts = rows_to_try(watch.noted.beyond if watch.noted else (), least, most)
     in_open = {n for n in beside_places(form, least, most) | cuts | met.near if asked.takes(n + 2)}
@@ -261,13 +264,19 @@ def _said_unasked(asked: Asked, unasked: set[int]) -> str:
     )
 
 
-def _met(asked: Asked, n: int, ran: CodeRun, alike: AlikeLayers) -> Met:
-    """See :func:`rows_met`; nothing where the form does not run so."""
-    has_alike = alike.is_worth_it
-    run = asked.run(alone=True, alike=alike if has_alike else None)
-    told = n, asked.dim, asked.shapes, asked.device, ran
+def _met(asked: Asked, watch: Watch, in_turn: RowsMet) -> Met:
+    """What :class:`RowsMet` finds in the run that was watched, or in one of its own where none was kept.
+
+    Nothing where the form does not run so.
+    """
     try:
-        return rows_met(asked.code, asked.form, run, *told, has_alike=has_alike)
+        if watch.keep is not None and watch.noted is not None:
+            asked.begin()
+            return in_turn.kept("ab" * _MANY)
+        has_alike = watch.alike.is_worth_it
+        return in_turn.found(
+            asked.run(alone=True, alike=watch.alike if has_alike else None), has_alike=has_alike
+        )
     except Exception as error:
         # any Python of the model, on rows it may not take
         _logger.debug("what goes by how many rows there are could not be seen: %s", error)
