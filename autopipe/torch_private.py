@@ -58,6 +58,7 @@ __all__ = [
     "backend_plugin",
     "backward",
     "default_store",
+    "dict_version",
     "export_flags",
     "foreach_norm",
     "function_modes",
@@ -130,6 +131,35 @@ def sequence_number(node: Node) -> int:
     """When a node of a graph was made, counted in the thread that made it; leaves come behind all others."""
     return int(node._sequence_nr())
 
+
+class _Held:
+    a: int
+
+
+def _counting(version: Callable[[Any], int] | None) -> Callable[[Any], int] | None:
+    """What tells a dict's version, if each change of it makes another one, also where it is an object's."""
+    held = _Held()
+    own = vars(held)
+
+    def put(value: int) -> None:
+        held.a = value
+
+    changes: tuple[Callable[[], Any], ...] = (
+        lambda: put(0), lambda: put(1), lambda: own.update(a=2), lambda: own.pop("a"), lambda: put(3),
+        lambda: delattr(held, "a"), lambda: own.setdefault("a"), lambda: put(4), own.clear,
+    )  # fmt: skip
+    if version is None:
+        return None
+    for change in changes * 16:  # Python comes to know what code does, and does it otherwise from then on
+        before = version(own)
+        change()
+        if version(own) == before:
+            return None
+    return version
+
+
+dict_version = _counting(getattr(importlib.import_module("torch._C._dynamo.guards"), "dict_version", None))
+"""Another number for a dict after each change of it; None where none tells."""
 
 _ASKED = "has_torch_function"
 

@@ -296,6 +296,32 @@ def test_a_module_is_called_plainly_unless_something_is_around_its_forward() -> 
     assert not private.is_called_plainly(layer)
 
 
+def test_a_dict_is_of_another_version_after_each_change() -> None:
+    version = private.dict_version
+    assert version is not None
+    module = nn.Linear(1, 1)
+    for held, change in (
+        (vars(module), lambda: setattr(module, "training", False)),
+        (vars(module), lambda: vars(module).update(new=1)),
+        (vars(module), lambda: delattr(module, "new")),
+        (module._parameters, lambda: setattr(module, "bias", None)),
+        (module._buffers, lambda: module.register_buffer("kept", ONE)),
+        (globals(), lambda: globals().update(NEW=1)),
+        (globals(), lambda: globals().pop("NEW")),
+    ):
+        before = version(held)
+        assert version(held) == before
+        change()
+        assert version(held) != before
+
+
+def test_a_version_that_stays_is_none() -> None:
+    assert private._counting(lambda held: 0) is None
+    assert private._counting(lambda held: len(held)) is None
+    assert private._counting(None) is None
+    assert private._counting(private.dict_version) is private.dict_version
+
+
 def test_function_modes_come_and_go() -> None:
     class Mode(TorchFunctionMode):
         pass

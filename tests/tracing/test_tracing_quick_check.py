@@ -6,6 +6,7 @@ import dis
 import random
 import sys
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch import nn
 from autopipe.tracing import preserved
 from autopipe.tracing.code.leaves import eager
 from autopipe.tracing.patches import memos
-from autopipe.tracing.state import loads
+from autopipe.tracing.state import loads, quick_check
 from autopipe.tracing.state.quick_check import are_same
 from autopipe.tracing.state.reach import reached
 from autopipe.tracing.state.state import generators
@@ -41,6 +42,10 @@ class Slotted:
 
     def __init__(self):
         self.number = 0
+
+
+class Slotless:
+    pass
 
 
 class Changing(nn.Module):
@@ -109,9 +114,12 @@ def outline(model):
     return repr((held, tensors, beside, VARIABLE.get()))
 
 
+@pytest.mark.parametrize("counts", [True, False])
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_run_starts_from_the_same_state_whatever_the_one_before_did(name, given):
+def test_a_run_starts_from_the_same_state_whatever_the_one_before_did(name, given, counts, monkeypatch):
+    if not counts:
+        monkeypatch.setattr(quick_check, "dict_version", None)
     model = Changing().train(given)
     before = outline(model)
     with preserved(model) as snapshot:
@@ -124,6 +132,33 @@ def test_a_run_starts_from_the_same_state_whatever_the_one_before_did(name, give
             CHANGES[name](model)
             assert name == "mode" or snapshot.is_unchanged == (name == "nothing")
     assert outline(model) == before
+
+
+def test_what_dicts_hold_is_looked_at_again_where_one_has_changed_alone():
+    model = Changing()
+    with preserved(model) as snapshot:
+        snapshot.start(model.training)
+        held = snapshot.glance.seen().in_dicts
+        assert snapshot.glance.seen().in_dicts is held
+        model.number = 2
+        assert snapshot.glance.seen().in_dicts is not held
+        assert not snapshot.is_unchanged
+        model.number = 0
+        assert snapshot.is_unchanged
+
+
+@pytest.mark.parametrize("name", ["number", "unknown"])
+def test_what_a_run_left_is_gone_by_the_next_one(name):
+    model = Changing()
+    with preserved(model) as snapshot:
+        snapshot.start(model.training)
+        left = Slotless()
+        setattr(model, name, left)
+        gone = weakref.ref(left)
+        del left
+        assert not snapshot.is_unchanged
+        snapshot.start(model.training)
+        assert gone() is None
 
 
 def test_a_weight_that_is_no_number_is_no_change():

@@ -11,21 +11,36 @@ import ctypes
 import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from ...torch_private import dict_version
 from .cells import ArrayCell, Cell, content
 
 __all__ = ["Glance", "Seen", "are_same"]
 
-Seen = tuple[list[int], list[Any]]
-"""How long containers were, and what they and all other places held."""
 _ROWS: tuple[Any, ...] = (list, collections.deque)
 _PLAIN = frozenset({dict, collections.OrderedDict, set, *_ROWS})
 _ADDRESS_BYTES = ctypes.sizeof(ctypes.c_void_p)
 _MOST_BYTES = 1 << 18
 """Tensors of at most so many bytes are compared as bytes, which need to be copied for it."""
+
+
+class Seen(NamedTuple):
+    """How long containers were, what dicts held, and what all else did.
+
+    Of dicts there are all values, then all keys, then what files have under names.
+    """
+
+    lengths: list[int]
+    in_dicts: tuple[Any, ...]
+    elsewhere: tuple[Any, ...]
+
+    def is_same(self, other: Seen) -> bool:
+        """Whether the same objects were seen in the same places."""
+        is_same_elsewhere = self.lengths == other.lengths and are_same(self.elsewhere, other.elsewhere)
+        return is_same_elsewhere and are_same(self.in_dicts, other.in_dicts)
 
 
 class Glance:
@@ -47,10 +62,13 @@ class Glance:
         self.dicts = [c for c in filled if isinstance(c, dict)]
         self.rows = [(kind, [c for c in filled if isinstance(c, kind)]) for kind in _ROWS]
         self.sets = [(c, set.copy(c)) for c in filled if isinstance(c, set)]
-        self.named = [(held.get, tuple(names)) for held, names in named]
+        each = [(type(held) is dict, held, tuple(names)) for held, names in named]
+        self.files = [(held, names) for is_dict, held, names in each if is_dict]
+        self.classes = [(held.get, names) for is_dict, held, names in each if not is_dict]
         self.cells = [c for c in cells if not isinstance(c, ArrayCell)]
         self.arrays = [(c, content(c)) for c in cells if isinstance(c, ArrayCell)]
         self.tensors = [_Copied(tensor, copy) for tensor, copy in copies]
+        self._last: tuple[list[int], list[int], tuple[Any, ...]] | None = None
 
     def include(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
         """Compare one more tensor with a copy of what it held at first."""
@@ -58,15 +76,34 @@ class Glance:
 
     def seen(self) -> Seen:
         """What is held now in all that is compared by identity."""
-        lengths, chained = [*map(dict.__len__, self.dicts)], itertools.chain.from_iterable
-        held = [*chained(map(dict.values, self.dicts)), *chained(map(dict.keys, self.dicts))]
+        lengths, in_dicts = self._in_dicts()
+        lengths, elsewhere = [*lengths], list[Any]()
         for kind, rows in self.rows:
             lengths += map(kind.__len__, rows)
-            held += chained(map(kind.__iter__, rows))
-        for get, names in self.named:
-            held += map(get, names)
-        held += map(content, self.cells)
-        return lengths, held
+            elsewhere += itertools.chain.from_iterable(map(kind.__iter__, rows))
+        for get, names in self.classes:
+            elsewhere += map(get, names)
+        elsewhere += map(content, self.cells)
+        return Seen(lengths, in_dicts, tuple(elsewhere))
+
+    def _in_dicts(self) -> tuple[list[int], tuple[Any, ...]]:
+        """How long the dicts are and what they hold: as was last seen, where none counts a change since.
+
+        To touch all that is held takes longer than most looks may, and most runs leave all dicts alone.
+        """
+        dicts = itertools.chain(self.dicts, (file for file, _ in self.files))
+        counted = [*map(dict_version, dicts)] if dict_version is not None else []
+        if self._last is None or not counted or counted != self._last[0]:
+            chained = itertools.chain.from_iterable
+            values, keys = chained(map(dict.values, self.dicts)), chained(map(dict.keys, self.dicts))
+            named = chained(map(file.get, names) for file, names in self.files)
+            held: tuple[Any, ...] = tuple(itertools.chain(values, keys, named))
+            self._last = counted, [*map(dict.__len__, self.dicts)], held
+        return self._last[1:]
+
+    def forget(self) -> None:
+        """Let go of what was last seen, which may be about to be no more."""
+        self._last = None
 
     def is_kept(self) -> bool:
         """Whether all that is not compared by identity is as it was at first."""
@@ -84,33 +121,38 @@ class Glance:
 
     def keys_apart(self, a: Seen, b: Seen) -> set[Any]:
         """The keys under which other values were seen; None stands for what is apart otherwise."""
-        if a[0] != b[0] or len(a[1]) != len(b[1]):
+        if a.lengths != b.lengths or not are_same(a.elsewhere, b.elsewhere):
             return {None}
-        n_values = sum(a[0][: len(self.dicts)])
-        apart = itertools.compress(itertools.count(), map(operator.is_not, a[1], b[1]))
-        return {a[1][n_values + i] if i < n_values else None for i in apart}
+        n_values = sum(a.lengths[: len(self.dicts)])
+        apart = _apart(a.in_dicts, b.in_dicts)
+        return {a.in_dicts[n_values + i] if i < n_values else None for i in apart}
 
     def put(self, now: Seen, then: Seen) -> bool:
         """Lead from what is seen ``now`` to what was ``then``, if only values under the same keys differ."""
-        if now[0] != then[0] or len(now[1]) != len(then[1]):
+        if now.lengths != then.lengths or not are_same(now.elsewhere, then.elsewhere):
             return False
-        if are_same(now[1], then[1]):
+        if are_same(now.in_dicts, then.in_dicts):
             return True
-        apart = [*itertools.compress(itertools.count(), map(operator.is_not, now[1], then[1]))]
-        lengths = now[0][: len(self.dicts)]
+        self.forget()
+        lengths, apart = now.lengths[: len(self.dicts)], _apart(now.in_dicts, then.in_dicts)
         n_values = sum(lengths)
-        if apart and apart[-1] >= n_values:
+        if apart[-1] >= n_values:
             return False
         ends = [*itertools.accumulate(lengths)]
         for i in apart:
-            holder, key = self.dicts[bisect.bisect_right(ends, i)], then[1][n_values + i]
-            dict.__setitem__(holder, key, then[1][i])
+            holder, key = self.dicts[bisect.bisect_right(ends, i)], then.in_dicts[n_values + i]
+            dict.__setitem__(holder, key, then.in_dicts[i])
         return True
 
 
 def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Whether two sequences hold the same objects; told by their addresses, in one go."""
-    return len(a) == len(b) and _addresses(a) == _addresses(b)
+    return a is b or (len(a) == len(b) and _addresses(a) == _addresses(b))
+
+
+def _apart(a: tuple[Any, ...], b: tuple[Any, ...]) -> list[int]:
+    """Where two rows of objects differ."""
+    return [*itertools.compress(itertools.count(), map(operator.is_not, a, b))]
 
 
 def _addresses(held: Sequence[Any]) -> bytes:

@@ -24,7 +24,7 @@ from ... import accelerator
 from ..inputs.contents import are_equal_tensors
 from .cells import content
 from .iterators import Spent
-from .quick_check import Glance, Seen, are_same
+from .quick_check import Glance, Seen
 from .reach import Reached, reached, saved, state_of
 
 __all__ = [
@@ -106,9 +106,9 @@ class Snapshot:
 
     def seen_unchanged(self) -> Seen | None:
         """What is seen where nothing is other than where a run in either mode starts; None elsewhere."""
-        lengths, held = self.glance.seen()
-        is_same = any(lengths == begun[0] and are_same(held, begun[1]) for begun in self.begun.values())
-        return (lengths, held) if is_same and self.glance.is_kept() and not self.generators else None
+        seen = self.glance.seen()
+        is_same = any(map(seen.is_same, self.begun.values()))
+        return seen if is_same and self.glance.is_kept() and not self.generators else None
 
     @property
     def switches_flags_alone(self) -> bool:
@@ -119,8 +119,7 @@ class Snapshot:
 
     def is_as(self, seen: Seen) -> bool:
         """Whether all that code can count in, but arrays, holds what it held at another moment."""
-        lengths, held = self.glance.seen()
-        return lengths == seen[0] and are_same(held, seen[1])
+        return self.glance.seen().is_same(seen)
 
     def end(self) -> None:
         """Put everything back: quickly where little has changed."""
@@ -148,6 +147,7 @@ class Snapshot:
 
     def restore(self) -> None:
         """Put everything back, the same objects with the same content."""
+        self.glance.forget()
         for _, module, before in self.modules:
             before.restore(vars(module))
         for module, training in self.scripted:
