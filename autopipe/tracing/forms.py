@@ -314,7 +314,7 @@ class CaptureForms:
                 break
             forms = self.forms[flag]
             for number, form in enumerate(forms):
-                self.pairs.look(form, forms[:number], tail, functools.partial(self.session.start, flag))
+                self.pairs.look(form, forms[:number], tail, self.session.start, flag)
             if not variation.takes_rows(2) or (flag and variation.mixing.training):
                 continue  # rows are others in training whatever they answer
             chosen = functools.partial(self._chosen, self.questions[flag], forms[0])
@@ -396,7 +396,7 @@ class CaptureForms:
         beside = [*self.forms[flag], *self.for_sizes[flag]]
         self.for_sizes[flag].append(form)
         if self.dynamic and not self.variation.mixing.always:
-            self.pairs.look(form, beside, self.tail, functools.partial(self.session.start, flag))
+            self.pairs.look(form, beside, self.tail, self.session.start, flag)
 
     def shared(self, records: Sequence[Recording]) -> None:
         """Give the constants of further recordings, and of those there are, names in common."""

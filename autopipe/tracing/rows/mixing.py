@@ -220,6 +220,9 @@ def _in_places(form: _Form, found: _Found, evaluated: Evaluated | None) -> tuple
             )
             if not said:
                 _note(form, found, both, more, alone)
+            if not both.is_noisy:
+                key = form.form.calls[-1], form.code.model.training
+                form.code.gave[key] = _rows(form.given, dim, "ab", alone), both.of("ab")
             return said, both, ""
         except Exception as error:
             # any Python of the model, on rows it may not take: inputs may point to rows
