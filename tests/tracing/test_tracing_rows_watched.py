@@ -165,6 +165,31 @@ def test_what_looks_at_calls_of_torch_is_no_code_that_ran() -> None:
     assert not ran.may_run(data_dependent.deed)
 
 
+class Doubled(Tensor):
+    """Does with functions what code of its own says."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        limited(torch.ones(2))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: x.apply_(lambda each: float(limited(torch.tensor([each])))),
+        lambda x: torch.relu(x.as_subclass(Doubled)),
+        lambda x: torch.func.vmap(limited)(x[None]),
+    ],
+)
+def test_code_that_functions_of_torch_call_is_seen_to_run(ask: Any) -> None:
+    ran = code_run.CodeRun()
+    with data_dependent._Noted(ran=ran), ran:
+        ask(torch.ones(2))
+    assert ran.may_run(limited)
+    assert not ran.may_run(of_many)
+
+
 class Writing(Leaf):
     """Names what writes in place, and leaves nothing behind but where ``left`` does."""
 
@@ -193,6 +218,54 @@ def test_what_calls_leave_is_told_at_once_where_they_leave_nothing(
     mixed = capture(model, (torch.randn(2, 4),), closed=["0"]).variation.mixing
     assert bool(asked) is (leaves is moved)
     assert bool(mixed.by_call or mixed.carried) is (leaves is moved)
+
+
+class Counted(nn.Linear):
+    """Notes its calls in training where no gradients are asked for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        CALLS.append(self.training and not torch.is_grad_enabled())
+        return super().forward(x)
+
+
+CALLS: list[bool] = []
+
+
+def flagged(weight: Tensor) -> None:
+    weight.requires_grad_(True)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_what_calls_leave_is_told_once_the_last_that_may_write_has_run(
+    is_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, n_calls = per_call_state.CallsInTurn._leaves_all, []
+
+    def noting(calls: Any) -> bool:
+        CALLS.clear()
+        leaves_all = told(calls)
+        n_calls.append(sum(CALLS))
+        return leaves_all
+
+    monkeypatch.setattr(per_call_state.CallsInTurn, "_leaves_all", noting)
+    layers = [Writing(lambda weight: None), Counted(4, 4)]
+    model = nn.Sequential(*(reversed(layers) if is_last else layers))
+    mixed = capture(model, (torch.randn(2, 4),), closed=["0", "1"]).variation.mixing
+    assert n_calls == [2 * is_last]
+    assert not mixed.by_call
+    assert not mixed.carried
+
+
+def test_what_asks_for_gradients_alone_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Flagging(Leaf):
+        def forward(self, x: Tensor) -> Tensor:
+            flagged(self.linear.weight)
+            return self.linear(x)
+
+    asked: list[Any] = []
+    monkeypatch.setattr(per_call_state.CallsInTurn, "_leaves_all", lambda calls: asked.append(calls))
+    capture(nn.Sequential(Flagging(torch.tanh), nn.Linear(4, 2)), (torch.randn(2, 4),), closed=["0"])
+    assert not asked
 
 
 class Lengthy(nn.Module):

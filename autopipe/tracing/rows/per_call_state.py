@@ -28,12 +28,14 @@ from ..sizes.rerun import buffers_written, replay
 from ..sizes.variation import Variation
 from ..state.example_data import close_to
 from ..state.state import seed
-from .results import EQUAL, SLIGHT, is_close
+from .results import EQUAL, SLIGHT, is_close, run_until
 
 __all__ = ["CallsInTurn", "by_call", "carried_by", "carriers", "movers"]
 
 _logger = logging.getLogger("autopipe")
 _AWAY = 1.25
+_WRITES_NOTHING = frozenset({"requires_grad_"})
+"""Methods whose names end as those do that write in place."""
 
 
 class CallsInTurn:
@@ -122,12 +124,33 @@ class CallsInTurn:
         return before.keys() != left.keys() or not all(is_equal(before[n], left[n]) for n in left)
 
     def _leaves_all(self) -> bool:
-        """Whether two batches are seen to leave everything as it was."""
+        """Whether two batches are seen to leave everything as it was, once all that may write has run."""
         weights = [self.model.get_parameter(name) for name in self._weights]
         self._start(True)
         before = [weight.detach().clone() for weight in weights]
-        self._run(self.given, self.other)
+        for batch in (self.given, self.other):
+            self._run_writing(batch)
         return self._is_unchanged() and all(map(is_equal, before, weights))
+
+    def _run_writing(self, batch: Mapping[str, Tensor]) -> None:
+        """Run the form on a batch until the last call has run that may write."""
+        numbers: dict[int, Any] = {}
+
+        def look(call: Call, value: Any) -> None:
+            if isinstance(value, (int, float)):
+                numbers[id(call)] = value
+
+        def run(_: str, look: Callable[[Call, Any], Any]) -> None:
+            replay(self.model, self.form, batch, self._device, look=look)
+
+        seed(self._device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run_until(run, "", self.writing[-1], look)
+        for guard in self.form.guards:
+            is_met = all(id(o) in numbers for o in guard.operands if isinstance(o, Call))
+            if is_met and id(guard) in self.variation.unsure and broken(guard, numbers):
+                raise _Otherwise
 
 
 @torch.no_grad()
@@ -222,7 +245,8 @@ def _may_write(code: OwnCode, call: Call) -> bool:
     """Whether code of a layer that stays whole, or its hooks', names what writes: ``data``, or in place."""
     if call.op != "call_module":
         return False
-    return any(n == "data" or (n.endswith("_") and not n.startswith("_")) for n in code.names(call))
+    names = code.names(call) - _WRITES_NOTHING
+    return any(n == "data" or (n.endswith("_") and not n.startswith("_")) for n in names)
 
 
 def _is_plain(module: nn.Module) -> bool:
