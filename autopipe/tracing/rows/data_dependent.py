@@ -353,16 +353,16 @@ class _Noted(Numbers):
         self.done: list[Any] | None = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = _Known.of(func)
+        if known.is_size:
+            return func(*args, **(kwargs or {}))
         self._ran.pause()
         try:
-            return self._noted(func, types, args, kwargs or {})
+            return self._noted(known, func, types, args, kwargs or {})
         finally:
             self._ran.go_on()
 
-    def _noted(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        known = _Known.of(func)
-        if known.is_size:
-            return func(*args, **kwargs)
+    def _noted(self, known: _Known, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name = known.name
         has_read = known.reads or (known.selects and selects_by_mask(name, args))
         self.ranks = self.ranks or known.ranks
