@@ -28,6 +28,17 @@ __all__ = ["Planned", "Request", "planned"]
 SOURCES = ("measured", "estimated")
 """Ways to find costs that need the model; anything else is the path of a cost table."""
 
+_ARGUMENTS = {
+    "stages": "n_stages",
+    "microbatches": "n_microbatches",
+    "ranks": "n_ranks",
+    "memory": "memory_limit",
+}
+"""What options of :class:`Planning` are called as arguments of ``autopipe.split``, where not the same."""
+
+_OF_ANY_PLAN = ("schedule", "microbatches", "memory")
+"""Options that a plan which is made already can be looked at under."""
+
 TORCH_DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "npu")
 
 
@@ -114,25 +125,18 @@ class Request:
                 "or --cluster to find the best count on up to so many"
             )
         source, loaded = self.source, self.load()
+        cut = {_ARGUMENTS.get(name, name): value for name, value in dataclasses.asdict(how).items()}
+        n_stages = cut.pop("n_stages")
         given = {
+            **cut,
+            "memory_limit": _limits(how.memory),
             "costs": source,
             "device": self.hardware or self.making.device,
             "cluster": self.making.cluster or cluster,
-            "n_microbatches": how.microbatches,
-            "schedule": how.schedule,
-            "n_ranks": how.ranks,
-            "memory_limit": _limits(how.memory),
-            "recompute": how.recompute,
-            "overlap": how.overlap,
-            "device_order": how.device_order,
-            "ties": how.ties,
-            "precision": how.precision,
-            "optimizer": how.optimizer,
-            "offload": how.offload,
         }
         known: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         with aside():
-            return autopipe.split(loaded.model, how.stages, loaded.args, loaded.kwargs, **known)
+            return autopipe.split(loaded.model, n_stages, loaded.args, loaded.kwargs, **known)
 
     @property
     def _is_torch_device(self) -> bool:
@@ -193,22 +197,12 @@ def planned(target: str, making: Making, how: Planning, model: str | None = None
             )
         pipe = Request(target, making).split(how)
         return Planned(pipe.plan, pipe.graph.ops, pipe.costs)
-    made = {
-        "--stages": how.stages,
-        "--ranks": how.ranks,
-        "--microbatches auto": True if how.microbatches == "auto" else None,
-        "--ties": how.ties,
-        "--recompute": how.recompute,
-        "--overlap": how.overlap,
-        "--device-order": how.device_order,
-        "--precision": how.precision,
-        "--optimizer": how.optimizer,
-        "--offload": how.offload,
-    }
-    refused = [option for option, value in made.items() if value is not None]
+    decided = {name: value for name, value in dataclasses.asdict(how).items() if name not in _OF_ANY_PLAN}
+    decided["microbatches auto"] = True if how.microbatches == "auto" else None
+    refused = [name.replace("_", "-") for name, value in decided.items() if value is not None]
     if refused:
         raise InputError(
-            f"{refused[0]} is already decided in {target}; name the model instead to plan it anew"
+            f"--{refused[0]} is already decided in {target}; name the model instead to plan it anew"
         )
     plan = _under(Plan.from_json(target), how.memory, making.cluster)
     if model is None:

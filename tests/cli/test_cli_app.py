@@ -24,7 +24,10 @@ from autopipe.api import probing
 from autopipe.cli import main
 from autopipe.cli.app import app as command_line
 from autopipe.cli.models import load
+from autopipe.cli.options import Making, Planning
 from autopipe.cli.output import EXIT_CODES, Output, emit
+from autopipe.cli.planning import planned
+from autopipe.errors import InputError
 from autopipe.measure.probe import among
 from autopipe.schedule import build, to_csv
 
@@ -540,6 +543,21 @@ def test_options_of_a_model_need_one(plan_path, option):
     done = invoke("explain", plan_path, *option)
     assert done.exit_code == 2
     assert "--model" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        (f.name, True)
+        for f in dataclasses.fields(Planning)
+        if f.name not in ("schedule", "memory", "microbatches")
+    ]
+    + [("microbatches auto", "auto")],
+)
+def test_what_a_plan_has_decided_is_refused_by_the_options_name(option, given):
+    how = Planning(**{option.split()[0]: given})
+    with pytest.raises(InputError, match=f"--{option.replace('_', '-')} is already decided in made.json"):
+        planned("made.json", Making(), how)
 
 
 def test_debug_shows_the_traceback():
