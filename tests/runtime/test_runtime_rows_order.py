@@ -92,6 +92,25 @@ def as_long_as_the_longest(x: Tensor, kinds: Tensor) -> Tensor:
     return x[:, : int((kinds > 0).sum(1).max())].sum(1, keepdim=True) + x
 
 
+class AtRisk(nn.Module):
+    """Cox's loss: what is cumulated, and which rows count, are taken by an order of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor, time: Tensor, event: Tensor) -> Tensor:
+        risk, order = self.layers(x).flatten(), time.argsort(descending=True)
+        return -((risk[order] - risk[order].logcumsumexp(0)) * event[order]).sum() / event.sum()
+
+
+def test_an_order_of_rows_that_is_that_of_places_in_the_example_is_made_of_the_batch() -> None:
+    torch.manual_seed(0)
+    example = torch.randn(2, 4), torch.tensor([2.0, 1.0]), torch.ones(2)
+    batch = torch.randn(6, 4), torch.arange(6.0), torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
+    assert off(AtRisk(), example, batch)[1] < 1e-6
+
+
 class ByNumber(nn.Module):
     def __init__(self, is_held: bool) -> None:
         super().__init__()

@@ -479,8 +479,11 @@ class _View:
         return bool(rows) and all(_are_alike(rows[0], row) for row in rows[1:])
 
     def _can_repeat(self, call: Call) -> bool:
-        """Whether a call is made of sizes and constants, and may be made again at other sizes."""
-        if call.is_random or call.has_effect or call.writes or call.mutated:
+        """Whether a call is made of sizes and constants, and may be made again at other sizes.
+
+        An order of rows may be the same for all that are tried here.
+        """
+        if call.is_random or call.has_effect or call.writes or call.mutated or id(call) in self.made_of_rows:
             return False
         if not self._count(call) and not isinstance(call.value, _NUMBERS):
             return False
