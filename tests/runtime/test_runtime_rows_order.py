@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import autopipe
 from autopipe.errors import InputError
@@ -109,6 +110,27 @@ def test_an_order_of_rows_that_is_that_of_places_in_the_example_is_made_of_the_b
     example = torch.randn(2, 4), torch.tensor([2.0, 1.0]), torch.ones(2)
     batch = torch.randn(6, 4), torch.arange(6.0), torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
     assert off(AtRisk(), example, batch)[1] < 1e-6
+
+
+class PackedByLength(nn.Module):
+    """Rows that an LSTM takes in the order of their lengths, and that are in their places behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.rnn, self.head = nn.Linear(4, 4), nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(self.layers(x), lengths.cpu(), batch_first=True, enforce_sorted=False)
+        h, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=x.shape[1])
+        return self.head(h).square().mean()
+
+
+def test_rows_that_are_packed_by_their_lengths_are_no_mixing() -> None:
+    torch.manual_seed(0)
+    example = torch.randn(2, 6, 4), torch.tensor([4, 6])
+    found, error = off(PackedByLength(), example, (torch.randn(5, 6, 4), torch.tensor([3, 6, 2, 5, 4])))
+    assert not found
+    assert error < 1e-6
 
 
 class ByNumber(nn.Module):

@@ -153,20 +153,24 @@ def fault_among_unlike(
     """In words, the first call that gives other rows in half of a batch of ``n`` than in all; or nothing.
 
     Values of calls that are ``spread``, with their axes, are in the second half those of the first with
-    another sign, or else the inputs have another there. Of numbers that labels weigh, which ``is_counted``,
-    the rows are compared that they are made of. Nothing where something comes out that is no number. Of
-    layers that are ``alike`` one runs for all.
+    another sign, or else the inputs have another there. Not of calls whose rows lie in another order in a
+    half than in all, as those that are packed by length do. Of numbers that labels weigh, which
+    ``is_counted``, the rows are compared that they are made of. Nothing where something comes out that is no
+    number. Of layers that are ``alike`` one runs for all.
     """
     batch = _unlike(given, dim, n, is_signed=not spread)
     device = next(iter(batch.values())).device
     put: dict[int, Tensor] = {}
+    came: list[dict[int, Tensor]] = []
 
     def run(begin: int, end: int) -> tuple[dict[tuple[int, int], Tensor], list[Any]]:
         kept: dict[tuple[int, int], Tensor] = {}
+        came.append({})
 
         def look(call: Call, value: Any) -> Any:
             axis, other = spread.get(id(call)), None
             if axis is not None:
+                came[-1][id(call)] = value.detach().clone()
                 if id(call) not in put:
                     put[id(call)] = _there_and_back(value, axis, n)
                 other = put[id(call)].narrow(axis, begin, end - begin)
@@ -180,13 +184,22 @@ def fault_among_unlike(
         return kept, [v for c, v in zip(form.calls[-1].args[0], result, strict=True) if isinstance(c, Call)]
 
     whole, *halves = [run(*ends) for ends in ((0, n), (0, n // 2), (n // 2, n))]
-    made = [t for _, values in (whole, *halves) for v in values for t in tensors(v) if not t.is_nested]
-    if not all(bool(t.isfinite().all()) for t in made):
-        return ""
 
     def is_other(of: Tensor, parts: Sequence[Tensor], axis: int) -> bool:
         joined = torch.cat([*parts], axis)
         return joined.shape == of.shape and not is_close(of, joined, allowed)
+
+    def is_moved(number: int) -> bool:
+        of, *parts = (own.get(number) for own in came)
+        return of is not None and is_other(of, [t for t in parts if t is not None], spread[number])
+
+    in_order = {number: axis for number, axis in spread.items() if not is_moved(number)}
+    if len(in_order) < len(spread):
+        told = model, form, given, dim, shapes, start, n, in_order, allowed
+        return fault_among_unlike(*told, is_counted=is_counted, alike=alike) if in_order else ""
+    made = [t for _, values in (whole, *halves) for v in values for t in tensors(v) if not t.is_nested]
+    if not all(bool(t.isfinite().all()) for t in made):
+        return ""
 
     def differs(call: Call, i: int, of: Any, parts: Sequence[Any]) -> bool:
         if not all(isinstance(t, Tensor) and not t.is_nested for t in (of, *parts)):
