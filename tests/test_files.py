@@ -23,7 +23,7 @@ from autopipe.schedule import from_csv
 from autopipe.schema import load
 from autopipe.simulator import watched
 
-LONGEST_S = 10
+LONGEST_S = 60
 
 
 @pytest.fixture(autouse=True)

@@ -133,6 +133,31 @@ def test_rows_that_are_packed_by_their_lengths_are_no_mixing() -> None:
     assert error < 1e-6
 
 
+class Carried(nn.Module):
+    """A recurrent layer whose state is given, by layers first and by rows then."""
+
+    def __init__(self, n_layers: int) -> None:
+        super().__init__()
+        self.first, self.rnn, self.head = (
+            nn.Linear(4, 4),
+            nn.GRU(4, 4, n_layers, batch_first=True),
+            nn.Linear(4, 1),
+        )
+
+    def forward(self, x: Tensor, state: Tensor) -> Tensor:
+        return self.head(self.rnn(self.first(x), state)[0]).square().mean()
+
+
+@pytest.mark.parametrize("n_layers", [1, 2])
+def test_states_of_recurrent_layers_are_cut_along_their_second_axis(n_layers: int) -> None:
+    """Of two layers the first axis is as long as the example's batch."""
+    torch.manual_seed(0)
+    example, batch = ((torch.randn(n, 3, 4), torch.randn(n_layers, n, 4)) for n in (2, 5))
+    found, error = off(Carried(n_layers), example, batch)
+    assert not found
+    assert error < 1e-6
+
+
 class ByNumber(nn.Module):
     def __init__(self, is_held: bool) -> None:
         super().__init__()

@@ -155,6 +155,8 @@ def _searched(explorer: Explorer, inputs: Inputs) -> _Found:
     apart = [part for dim in refused for part in sizing.parts(dim)]
     for dim in apart:
         attempt(dim)
+    for dim in [other for leading in refused for other in _along_second_axes(leading, explorer.given)]:
+        attempt(dim)
     for dim in _unions([d for d in (*refused, *apart) if d not in trials]):
         attempt(dim)
     for dim, trial in _packed(explorer, pending, trials).items():
@@ -231,6 +233,20 @@ def _alone(explorer: Explorer, dim: Dim) -> Trial | str:
             return other
         way.remove(dim)
     return trial
+
+
+def _along_second_axes(leading: Dim, given: Mapping[str, torch.Tensor]) -> Iterator[Dim]:
+    """A leading dim with inputs that have it along their second axis, as states of recurrent layers do.
+
+    All such inputs, then each alone: their first axes, or their second, may be as long by chance.
+    """
+    if leading.where[0][1] != 0:
+        return
+    second = [(n, 1) for n, t in given.items() if t.dim() > 2 and t.shape[1] == leading.example]
+    for chosen in dict.fromkeys((tuple(second), *((place,) for place in second))):
+        first_axes = tuple(p for p in leading.where if p[0] not in dict(chosen))
+        if chosen and first_axes:
+            yield dataclasses.replace(leading, where=first_axes + chosen)
 
 
 def _unions(refused: Sequence[Dim]) -> list[Dim]:
