@@ -37,6 +37,7 @@ from . import (  # noqa: F401
     domains,
     frameworks,
     further,
+    gallery,
     generators,
     graphs,
     images,
@@ -48,6 +49,7 @@ from . import (  # noqa: F401
     papers,
     pictures,
     pixels,
+    professions,
     recipes,
     restoring,
     scenes,
@@ -59,6 +61,7 @@ from . import (  # noqa: F401
     tables,
     tutorials,
     vision,
+    workshop,
 )
 from .catalogue import CASES, Case
 from .summary import line, section, table
