@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import types
 from collections.abc import Callable, Collection, Iterator
@@ -91,7 +92,8 @@ def ambient(devices: Collection[str] = ()) -> Ambient:
     Of all kinds of ``devices`` where none are named.
     """
     cache = torch.is_autocast_cache_enabled()
-    casts = tuple([(d, _is_cast(d), _cast_to(d), cache) for d in devices or kinds()])
+    devices = devices or kinds()
+    casts = tuple(zip(devices, map(_is_cast, devices), map(_cast_to, devices), itertools.repeat(cache)))
     return _derives(), casts, tuple([runs() for runs in _runs]), _dtype()
 
 

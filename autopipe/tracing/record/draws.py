@@ -23,16 +23,14 @@ class Draws:
     """Tells which calls draw random numbers: by the generators' state, on meta by the ops' tags."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
         self.tagged = _Tagged() if device.type == "meta" else None
+        own = accelerator.default_generator(device)
+        self.own = None if own is torch.default_generator else own
         self.state = self._read()
 
     def _read(self) -> bytes:
         state = torch.default_generator.get_state().numpy().tobytes()
-        own = accelerator.default_generator(self.device)
-        if own is not None and own is not torch.default_generator:
-            state += own.get_state().numpy().tobytes()
-        return state
+        return state if self.own is None else state + self.own.get_state().numpy().tobytes()
 
     def drawn(self) -> bool:
         """Whether random numbers were drawn since the last question."""
