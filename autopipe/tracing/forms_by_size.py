@@ -175,6 +175,7 @@ def _fault(
         session.device,
         session.start,
         lambda training, given: made.is_answered(forms[training], given),
+        session.runs,
     )
     fault = referee.fault()
     return None if fault is None else fault.why

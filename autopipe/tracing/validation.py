@@ -60,7 +60,7 @@ def validated_forms(
     :class:`CaptureError` where no fewer than ``below`` checks say which sizes they are right for.
     """
     while True:
-        made = CaptureForms(session, inputs, tensors, session.forms(), dynamic, known, kin)
+        made = CaptureForms(session, inputs, tensors, session.forms(is_judged=True), dynamic, known, kin)
         if not kin:  # whose model is taken apart in one way
             made = _undivided(session, _freed(session, made))
         if session.device.type == "meta":
@@ -78,11 +78,15 @@ def validated_forms(
             session.device,
             session.start,
             made.is_of_the_example,
+            session.runs,
         )
         fault = referee.fault()
         by_data = session.runs.by_data
         if not dynamic and not referee.by_data <= by_data:  # with sizes free, what goes by them is seen
             by_data |= referee.by_data
+            continue
+        if fault is None and not session.is_evaluated(forms[False], did_as_recorded=referee.did_as_recorded):
+            session.distrust_short_cuts()
             continue
         if fault is None:
             if referee.has_idle_draws and _IDLE not in session.notes:

@@ -176,7 +176,7 @@ TOLD = {
     "a size": (lambda self, x: x if self.training else x[:2], lambda teller, y: y.shape[0] > 2),
     "a dtype": (lambda self, x: x if self.training else x.double(), lambda teller, y: y.dtype is torch.float),
     "a gradient": (lambda self, x: x if self.training else x.detach(), lambda teller, y: y.requires_grad),
-    "strides": (lambda self, x: x if self.training else x.mT.clone().mT, lambda teller, y: y.is_contiguous()),
+    "strides": (lambda self, x: x if self.training else x.mT.contiguous().mT, lambda _, y: y.is_contiguous()),
     "a structure": (lambda self, x: x if self.training else [x], lambda teller, y: not isinstance(y, list)),
     "an attribute": (
         lambda self, x: (setattr(self, "mode", self.training), x)[1],
@@ -237,8 +237,8 @@ def test_gradients_of_a_form_for_both_modes_are_compared_once(cls, dynamic, n_as
 def test_what_takes_gradients_in_training_is_looked_at_where_they_are_not_compared(monkeypatch):
     graph = Referee._run_graph
 
-    def cut_off(referee, training, tensors):
-        given, spec = graph(referee, training, tensors)
+    def cut_off(referee, training, *given):
+        given, spec = graph(referee, training, *given)
         return ([v.detach() for v in given] if training else given), spec
 
     monkeypatch.setattr(Referee, "_run_graph", cut_off)
@@ -263,8 +263,34 @@ def test_outcomes_that_lead_to_one_form_are_looked_at_in_evaluation_once(monkeyp
 
     monkeypatch.setattr(Runs, "is_for_both", noting)
     found = capture(MaskedInSteps(), (torch.rand(2, 4),), dynamic=False)
-    assert len(asked) == len(found.forms[True]) == 2
+    assert len(asked) == 1  # the first form is looked at by who holds it against the model
+    assert len(found.forms[True]) == 2
     assert found.forms[True] == found.forms[False]
+
+
+def test_what_is_held_against_the_model_in_evaluation_is_not_run_there_before(monkeypatch):
+    asked, is_for_both = [], Runs.is_for_both
+    monkeypatch.setattr(Runs, "is_for_both", lambda *given: asked.append(0) or is_for_both(*given))
+    model = Net()
+    found = capture(model, (torch.randn(3, 4),), dynamic=False)
+    assert found.graphs[True] is found.graphs[False]
+    assert not asked
+    check(found, model)
+
+
+@pytest.mark.parametrize("tell", [pytest.param(tell, id=name) for name, (tell, _) in TOLD.items()])
+def test_what_is_not_held_against_the_model_is_run_in_evaluation_on_the_example(tell, monkeypatch):
+    monkeypatch.setattr(Referee, "fault", lambda self: None)
+    recorded = n_recordings(Told(tell, lambda teller, y: True), monkeypatch)[1]
+    assert False in recorded
+
+
+def test_numbers_that_follow_from_data_are_looked_at_on_the_example(monkeypatch):
+    def tell(self, x):
+        return x, float(x.detach().sum())
+
+    recorded = n_recordings(Told(tell, lambda teller, y: True), monkeypatch)[1]
+    assert recorded == [True]
 
 
 class MaskedInside(Net):
@@ -465,10 +491,10 @@ def test_what_is_settled_in_the_first_call_takes_no_run_twice(monkeypatch):
 def test_what_a_run_leaves_is_looked_at_once(monkeypatch):
     looks, look = [], Glance.is_kept_but_tensors
     monkeypatch.setattr(Glance, "is_kept_but_tensors", lambda self: looks.append(0) or look(self))
-    monkeypatch.setattr(Referee, "fault", lambda self: None)
+    monkeypatch.setattr(Referee, "fault", lambda self: setattr(self, "did_as_recorded", True))
     capture(Net(), (torch.randn(3, 4),), dynamic=False)
-    # before the first run, behind it, behind that of its calls in evaluation, and when all is put back
-    assert len(looks) == 4
+    # before the first run, behind it, and when all is put back
+    assert len(looks) == 3
 
 
 class Counting(nn.Module):

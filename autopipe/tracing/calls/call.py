@@ -191,8 +191,8 @@ class Recording:
     others in the place of, which the calls write to, and ``rebuilt`` those in whose place it puts others of
     other sizes, as tables are, which stages leave as they are; ``moved`` the parameters that the calls write
     to otherwise each time, as a moving average of others is; ``given`` the inputs it was made on, where
-    those are not the example.
-    ``program`` is how it was last run again.
+    those are not the example; ``yet_to_evaluate`` says that it was made in training and is taken for that of
+    evaluation too, which whoever judges it is to see. ``program`` is how it was last run again.
     """
 
     training: bool
@@ -218,6 +218,7 @@ class Recording:
     rebuilt: frozenset[str] = frozenset()
     moved: frozenset[str] = frozenset()
     given: Mapping[str, torch.Tensor] | None = dataclasses.field(default=None, repr=False, compare=False)
+    yet_to_evaluate: bool = dataclasses.field(default=False, compare=False)
     program: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @property

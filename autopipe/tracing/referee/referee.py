@@ -23,6 +23,8 @@ from ..inputs.arguments import Inputs
 from ..inputs.contents import are_told_alike
 from ..inputs.structure import Spec, flatten
 from ..inputs.writes import called
+from ..runs.runs import Runs
+from ..runs.same_in_eval import Evaluation
 from ..sizes import dims as sizing
 from ..sizes.rerun import replay
 from ..sizes.variation import Variation
@@ -75,6 +77,9 @@ class Referee:
 
     Gradients of one form that serves both modes are those of the same calls in each: they are compared in
     evaluation, at other sizes too, and in training only whether outputs take any.
+
+    Of one that is ``yet_to_evaluate`` it is told whether in evaluation it ``did_as_recorded`` in training, by
+    the ``runs`` that it was made by.
     """
 
     def __init__(
@@ -87,13 +92,14 @@ class Referee:
         device: torch.device,
         start: Callable[[bool], None],
         is_asked_for: Callable[[bool, Mapping[str, Tensor]], bool],
+        runs: Runs,
     ) -> None:
-        self.is_asked_for = is_asked_for
+        self.is_asked_for, self.runs = is_asked_for, runs
         self.model, self.forms, self.inputs, self.given = model, forms, inputs, given
         self.variation, self.device, self.start = variation, device, start
         self.named = dict(model.named_parameters())
         self.by_data: set[str] = set()
-        self.has_idle_draws = False
+        self.has_idle_draws = self.did_as_recorded = False
         self._knows_gradients = False
 
     def fault(self) -> Fault | None:
@@ -282,15 +288,38 @@ class Referee:
             return flatten(called(self.model, *self.inputs.rebuild(self.model, tensors)))
 
     def _graph(self, training: bool, given: Mapping[str, Tensor], watched: bool = False) -> _Shown:
-        return self._shown(functools.partial(self._run_graph, training), training, given, watched)
+        if watched or training or not self.forms[False].yet_to_evaluate:
+            return self._shown(functools.partial(self._run_graph, training), training, given, watched)
+        seen: list[Evaluation] = []
 
-    def _run_graph(self, training: bool, tensors: Mapping[str, Tensor]) -> _Given:
+        def run(tensors: Mapping[str, Tensor]) -> _Given:
+            seen.append(self.runs.evaluation())
+            result = self._run_graph(False, tensors, seen[0].look)
+            seen[0].end()
+            return result
+
+        shown = self._shown(run, False, given, watched)
+        self.did_as_recorded = self.runs.did_as_recorded(seen[0])
+        return shown
+
+    def _run_graph(
+        self,
+        training: bool,
+        tensors: Mapping[str, Tensor],
+        too: Callable[[Call, Any], None] = lambda call, value: None,
+    ) -> _Given:
+        """What the graph gives; each call with its value is shown to ``too`` as well."""
         form = self.forms[training]
         is_as_given = all(t.shape == self.given[n].shape for n, t in tensors.items())
-        look = self._look if is_as_given else None
+
+        def look(call: Call, value: Any) -> None:
+            too(call, value)
+            if is_as_given:
+                self._note_sizes(call, value)
+
         return replay(self.model, form, tensors, self.device, look=look).result, form.output
 
-    def _look(self, call: Call, value: Any) -> None:
+    def _note_sizes(self, call: Call, value: Any) -> None:
         """Note a leaf whose result has other sizes than were recorded."""
         if call.op == "call_module" and _shapes(value) != _shapes(call.value):
             self.by_data.add(call.target)

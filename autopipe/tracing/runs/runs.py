@@ -52,7 +52,7 @@ from ..values import casts
 from ..values.origin import Unseen, alive
 from .hidden_sizes import NumberSource, Settling, Shift
 from .repeats import Repeats
-from .same_in_eval import evaluated
+from .same_in_eval import Evaluation, evaluated
 
 __all__ = ["AS_GIVEN", "Attempt", "Refused", "Runs"]
 
@@ -310,6 +310,22 @@ class Runs:
             self.of_leaves |= recorder.reads.of_leaves
             recorder.end()
 
+    def may_be_for_both(self, attempt: Attempt, recording: Recording) -> bool:
+        """Whether nothing in the model's own code can have gone by the mode in a recording."""
+        if recording.goes_by_mode or not attempt.is_plain or self.device.type == "meta":
+            return False
+        return not self.spells_mode(self.classes_of_open(attempt.policy))
+
+    def evaluation(self) -> Evaluation:
+        """What is shown a run of a recording in evaluation that others begin now."""
+        return Evaluation(self.held, self.device)
+
+    def did_as_recorded(self, seen: Evaluation) -> bool:
+        """Whether such a run, just made, did what was recorded in training, and nothing else."""
+        is_so = seen.is_as_recorded and self.snapshot.switches_flags_alone and self.is_as_begun()
+        self.look_anew()  # whatever others run from here on
+        return is_so
+
     def is_for_both(
         self, attempt: Attempt, recording: Recording, sharing: Mapping[str, bool] | None = None
     ) -> bool:
@@ -319,9 +335,7 @@ class Runs:
         evaluation, on the example, what it is recorded to give, and do nothing else. Of the leaves at the
         paths ``sharing`` those that are alike run once.
         """
-        if recording.goes_by_mode or not attempt.is_plain or self.device.type == "meta":
-            return False
-        if self.spells_mode(self.classes_of_open(attempt.policy)):
+        if not self.may_be_for_both(attempt, recording):
             return False
         self.start(training=False)
         if not self.snapshot.switches_flags_alone:

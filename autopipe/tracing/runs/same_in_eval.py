@@ -21,7 +21,30 @@ from ..inputs.contents import SIMPLE
 from ..inputs.structure import flatten, marks
 from ..state.state import generators
 
-__all__ = ["evaluated"]
+__all__ = ["Evaluation", "evaluated"]
+
+
+class Evaluation:
+    """A run in evaluation, which begins now, of what was recorded in training: whether it does the same.
+
+    No call may give anything but what it is recorded to give: values of one structure, tensors of the same
+    shape, strides and kind that take gradients or not, equal numbers. None draws or writes to ``weights``.
+    """
+
+    def __init__(self, weights: Sequence[torch.Tensor], device: torch.device) -> None:
+        self._held, self._device = Versions.of(dict(enumerate(weights))), device
+        self._drawn = generators(device)
+        self.is_as_recorded = True
+        """So far, but for draws and writes, which are told at the end."""
+
+    def look(self, call: Call, value: Any) -> None:
+        """A call gave a value."""
+        self.is_as_recorded = self.is_as_recorded and _is_as_recorded(call, value)
+
+    def end(self) -> None:
+        """The last call has been made."""
+        is_left = not self._held.written() and generators(self._device) == self._drawn
+        self.is_as_recorded = self.is_as_recorded and is_left
 
 
 def evaluated(
@@ -34,12 +57,9 @@ def evaluated(
 ) -> Sequence[Any] | None:
     """The leaves of what a recording gives in the mode that the model, which has the ``weights``, is in now.
 
-    None where a call fails, draws, writes, or gives anything but what it is recorded to give: values of one
-    structure, tensors of the same shape, strides and kind that take gradients or not, equal numbers. Leaves
-    that are ``twins`` run once.
+    None where a call fails, or the run is no :class:`Evaluation`. Leaves that are ``twins`` run once.
     """
-    held = Versions.of(dict(enumerate(weights)))
-    drawn = generators(device)
+    seen = Evaluation(weights, device)
     values: dict[int, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the model said what it had to say when it was recorded
@@ -54,10 +74,12 @@ def evaluated(
                 value = _shared(model, call, args, kwargs, twins, run) if twins else run()
             except Exception:  # whatever it is: then it is not as recorded
                 return None
-            if not _is_as_recorded(call, value):
+            seen.look(call, value)
+            if not seen.is_as_recorded:
                 return None
             values[id(call)] = value
-    if held.written() or generators(device) != drawn:
+    seen.end()
+    if not seen.is_as_recorded:
         return None
     return [v.detach() if isinstance(v, torch.Tensor) else v for v in args[0]]
 
@@ -80,6 +102,8 @@ def _shared(
 
 def _is_as_recorded(call: Call, value: Any) -> bool:
     """Whether code that goes by all but data cannot tell a value from the recorded one."""
+    if isinstance(value, torch.Tensor):
+        return _is_alike(call.value, value)
     (known, known_spec), (now, spec) = flatten(call.value), flatten(value)
     return known_spec == spec and all(map(_is_alike, known, now))
 

@@ -76,6 +76,7 @@ class Session:
         self.notes: list[str] = []
         self.refused: Refused | None = None
         self.takes_short_cuts, self.has_taken = True, False
+        self._is_judged = False
 
     def distrust_short_cuts(self) -> bool:
         """Record each mode, without shifted numbers, in every further attempt; whether one so far was not."""
@@ -96,8 +97,11 @@ class Session:
         """Why modules had to be closed, or statements kept whole."""
         return self.attempt.obstacles
 
-    def forms(self) -> dict[bool, list[Recording]]:
+    def forms(self, *, is_judged: bool = False) -> dict[bool, list[Recording]]:
         """Recordings in each mode: of what the example does, then of how else reads of inputs may come out.
+
+        Where each ``is_judged`` by whoever asks, one may be left ``yet_to_evaluate``: see
+        :meth:`is_evaluated`.
 
         What must stay whole or be opened is found by trying. The model runs as it runs untraced; only where
         that cannot be recorded, or leaves less to cut, ``torch.compiler.is_exporting()`` answers yes
@@ -106,7 +110,11 @@ class Session:
         Raises :class:`CaptureError` where it cannot be recorded, :class:`ModelError` where it cannot be run.
         """
         self.runs.check_hooks()
-        found = self.best()
+        self._is_judged = is_judged
+        try:
+            found = self.best()
+        finally:
+            self._is_judged = False
         self.runs.check_given()
         return found
 
@@ -253,7 +261,9 @@ class Session:
         if self.takes_short_cuts and not self.sizes_vary:
             with contextlib.suppress(Refused):
                 training = self.runs.record(self.attempt, training=True)
-                if self.is_for_both(training):
+                if self._is_judged and self.runs.may_be_for_both(self.attempt, training):
+                    self.has_taken = training.yet_to_evaluate = True
+                if training.yet_to_evaluate or self.is_for_both(training):
                     return training, training, None
         evaluation = self.runs.record(self.attempt, training=False)
         tried = self.tried(evaluation)
@@ -265,6 +275,13 @@ class Session:
         is_taken = self.takes_short_cuts and self.runs.is_for_both(self.attempt, training, sharing)
         self.has_taken |= is_taken
         return is_taken
+
+    def is_evaluated(self, form: Recording, *, did_as_recorded: bool) -> bool:
+        """Whether a form of both modes does in evaluation what was recorded in training.
+
+        That is asked on the example where no run on other data ``did_as_recorded``.
+        """
+        return not form.yet_to_evaluate or did_as_recorded or self.runs.is_for_both(self.attempt, form)
 
     def tried(self, evaluation: Recording) -> Tried | None:
         """The run in training with shifted numbers; None where none are made of sizes."""
@@ -311,6 +328,7 @@ class Session:
             is_one = not evaluation.goes_by_mode and is_same(prune(training), prune(evaluation))
             evaluation = training if is_one and self.is_for_both(training) else evaluation
         if training is evaluation and not self.refused and not self.are_for_both(found):
+            training.yet_to_evaluate = False
             evaluation = self.runs.record(self.attempt, training=False)
         return {False: found if training is evaluation else self.in_all_settings(evaluation), True: found}
 
