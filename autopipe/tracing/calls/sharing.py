@@ -90,6 +90,9 @@ class Twins:
 
     def __init__(self, kind: Callable[[str], Kind], among: Mapping[str, bool] | None = None) -> None:
         self.kind, self.among = kind, among
+        if among is not None:
+            counts = collections.Counter(map(kind, among))
+            self.among = {path: draws for path, draws in among.items() if counts[kind(path)] > 1}
         self.results: dict[Any, Any] = {}
         self.drawn: dict[Any, Sequence[int]] = {}
         self.is_used = False
