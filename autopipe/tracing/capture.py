@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -242,6 +243,7 @@ def _captured(
     model, policy = asked.model, asked.policy
     _check_parts(model)
 
+    @functools.cache
     def is_open(path: str) -> bool:
         return not policy.is_inside_leaf(path)
 

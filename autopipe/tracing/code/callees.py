@@ -8,13 +8,13 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import itertools
 import linecache
 import sys
 import types
 from typing import Any
 
 from .restart import Function
+from .spans import span_at
 
 __all__ = ["callee", "nodes", "written_at"]
 
@@ -68,7 +68,7 @@ def _runs(value: Any, frame: types.FrameType) -> bool:
 @functools.lru_cache(maxsize=1 << 12)
 def written_at(code: types.CodeType, at: int) -> ast.expr | None:
     """The expression that a frame of ``code`` is in the middle of, as it is written."""
-    line, end_line, column, end_column = next(itertools.islice(code.co_positions(), at // 2, None))
+    line, end_line, column, end_column = span_at(code, at)
     if line is None or end_line is None or column is None or end_column is None:
         return None
     lines = [s.encode() for s in linecache.getlines(code.co_filename)[line - 1 : end_line]]

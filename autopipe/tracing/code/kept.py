@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ..state.global_names import codes_in, is_foreign, names_in
 from ..state.loads import attributes_loaded
 from .callees import nodes
+from .spans import span_at
 
 __all__ = ["NamesRead", "kept_in"]
 
@@ -119,7 +120,7 @@ def _read_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str,
 
 def kept_in(frame: types.FrameType, paths: Mapping[int, str], read: NamesRead) -> str:
     """The attribute, by path, into which alone goes what a frame is in the middle of computing; or ""."""
-    at = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    at = span_at(frame.f_code, frame.f_lasti)
     if any(n is None for n in at):
         return ""
     line, end_line, column, end_column = at

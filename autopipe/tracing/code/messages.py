@@ -10,7 +10,6 @@ import ast
 import builtins
 import functools
 import inspect
-import itertools
 import logging
 import types
 from collections import defaultdict
@@ -20,6 +19,7 @@ from typing import Any
 from torch import nn
 
 from .callees import nodes
+from .spans import span_at
 
 __all__ = ["CHECKERS", "called", "error_lines", "is_said", "is_told"]
 
@@ -52,7 +52,7 @@ def is_told(frame: types.FrameType) -> bool:
 
 def _place(frame: types.FrameType) -> _Span | None:
     """Where what a frame is in the middle of is written; None where its code does not say."""
-    at = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    at = span_at(frame.f_code, frame.f_lasti)
     line, end_line, column, end_column = at
     if line is None or end_line is None or column is None or end_column is None:
         return None

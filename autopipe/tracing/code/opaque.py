@@ -16,7 +16,7 @@ import random
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -188,15 +188,15 @@ def _rerouted(function: types.FunctionType, on_function: Callable[..., Any]) -> 
 
 
 @contextlib.contextmanager
-def drawing(notice: Callable[[str], None], model: nn.Module) -> Iterator[None]:
+def drawing(notice: Callable[[str], None], kinds: Collection[type]) -> Iterator[None]:
     """Calls ``notice(name)`` before each draw from numpy's or Python's global generator meanwhile.
 
-    By whatever name the files of the model's classes have the function.
+    By whatever name the files of the model's classes, the ``kinds`` of its modules, have the function.
     """
     originals = [*_draws()]
     noticed = {id(o): _noticed(o, f"{m.__name__}.{n}", notice) for m, n, o in originals}
     places = [(vars(m), n, o) for m, n, o in originals]
-    classes = {cls for kind in {*map(type, model.modules())} for cls in kind.__mro__}
+    classes = {cls for kind in kinds for cls in kind.__mro__}
     for file in {cls.__module__ for cls in classes}:
         namespace = vars(sys.modules.get(file, types))
         if not file.startswith("torch."):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import itertools
 import os
 import pathlib
 import sys
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 
 from .callees import nodes
+from .spans import span_at
 
 __all__ = ["Place", "uncounted"]
 
@@ -44,7 +44,7 @@ def uncounted(module: nn.Module, result: Any) -> frozenset[Place]:
         frame = frame.f_back
     if not places or frame is None:
         return frozenset()
-    at = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    at = span_at(frame.f_code, frame.f_lasti)
     call, function = _call_at(frame.f_code.co_filename, at)
     if call is None or function is None or _held(call.func, frame) is not module:
         return frozenset()

@@ -354,6 +354,7 @@ def assumptions_of(
     leaves = _leaves(calls) - swapped
     named = sorted(taken - {*constants, *written, ""})
 
+    @functools.cache
     def is_open(path: str) -> bool:
         """Whether a module lies in no leaf, so that its state was read while the model was recorded."""
         return not lies_in_leaf(path, leaves.__contains__)

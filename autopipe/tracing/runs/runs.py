@@ -133,7 +133,7 @@ class Runs:
         self.of_leaves: set[tuple[str, str]] = set()
         self.by_data: set[str] = set()
         held = [*model.named_parameters(), *model.named_buffers()]
-        self.held, self.modules = [t for _, t in held], [*model.named_modules()]
+        self.held, self.modules = [t for _, t in held], [(path, m) for path, m, _ in snapshot.modules]
         self.names = {id(t): n for n, t in reversed(held)}
         self.paths = {id(m): n for n, m in self.modules}
         self.device = device_of(model, args, kwargs)
@@ -274,7 +274,7 @@ class Runs:
                 leaf_setters.watched(
                     self.model, attempt.watched, attempt.told, recorder.at, kept.told, kept.set
                 ),
-                opaque.drawing(kept.outside_draw, self.model),
+                opaque.drawing(kept.outside_draw, {type(m) for _, m in modules}),
                 self.memos.bypassed(recorder.at),
                 casts.followed(self.casting, recorder.at, of_tensors=attempt.numbers),
                 attributes.noted(

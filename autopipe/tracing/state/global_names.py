@@ -115,10 +115,10 @@ class _Walk:
         """
         _, names = self.names.setdefault(id(known), (known, set()))
         asked, own = _names(code)
-        own = asked if _REACHES_FILES & asked else own
-        new = (known.keys() if _ASKS_FOR_ALL & asked else known.keys() & own) - names
+        found = known.keys() & (own if _REACHES_FILES.isdisjoint(asked) else asked)
+        new = (found if _ASKS_FOR_ALL.isdisjoint(asked) else known.keys()) - names
         names |= new
-        for name in known.keys() & own:
+        for name in found:
             value = known[name]
             if isinstance(value, types.ModuleType) and is_users(value.__name__):
                 self.ask_module(asked, value)

@@ -42,6 +42,8 @@ _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_forward_hooks", "_forw
 _SIMPLE = (int, float, str, bytes, bool, type(None))
 _NO_TENSORS = frozenset({*_SIMPLE, tuple, list, dict, set, collections.OrderedDict})
 _EMPTY = object()
+_NOTHING: dict[Any, Any] = {}
+"""What a container that is empty holds."""
 LENGTH_OF = "the length of "
 """What :meth:`Snapshot.numbers` calls the length of a container, ahead of its name."""
 SMALL = 1 << 16
@@ -68,11 +70,12 @@ class Snapshot:
         self.reached = reached(model, is_first)
         self.spent = Spent(model, self.reached) if holds_back else None
         self.modules = [(path, m, _Held(vars(m))) for path, m in model.named_modules()]
-        self.weights = [(p, p.requires_grad) for p in model.parameters()]
+        weights = [*model.parameters()]
+        self.weights = [(p, p.requires_grad) for p in weights]
         # a scripted module keeps its mode where its attributes do not show it
         self.scripted = [(m, m.training) for _, m, _ in self.modules if isinstance(m, torch.jit.ScriptModule)]
         self.beside = _Beside(self.reached)
-        small = (t for t in (*model.parameters(), *(t for _, _, t in self.reached.tensors)) if _is_small(t))
+        small = (t for t in (*weights, *(t for _, _, t in self.reached.tensors)) if _is_small(t))
         written = map(model.get_parameter, _WRITTEN.get(model, ()))
         self.tensors = {
             id(t): (t, t.detach().clone()) for t in (*model.buffers(), *small, *written) if not _is_absent(t)
@@ -80,7 +83,7 @@ class Snapshot:
         self.switches_plainly = all(_switches_plainly(m) for _, m, _ in self.modules)
         self.generators = [saved(g) for _, _, g in self.reached.generators]
         self.seeded = saved(torch.default_generator)
-        self.devices = [d for d in {t.device for t in model.parameters()} if accelerator.is_async(d)]
+        self.devices = [d for d in {t.device for t in weights} if accelerator.is_async(d)]
         containers = (c for _, m, held in self.modules for c in (vars(m), *(v for _, v, _ in held.contents)))
         self.glance = self.beside.glance([*containers], [*self.tensors.values()])
         self._switches_flags_alone: bool | None = None
@@ -266,7 +269,9 @@ class _Held:
     def __init__(self, attributes: dict[str, Any]) -> None:
         self.values = dict(attributes)
         self.contents = [
-            (k, v, _content(v)) for k, v in attributes.items() if isinstance(v, (dict, list, set))
+            (k, v, _content(v) if v else _NOTHING)  # as most do: hooks and registries of every module
+            for k, v in attributes.items()
+            if isinstance(v, (dict, list, set))
         ]
 
     def restore(self, now: dict[str, Any]) -> None:
@@ -420,7 +425,7 @@ def preserved(
     """
     snapshot = Snapshot(model, is_first, holds_back=holds_back)
     python, numpy = random.getstate(), np.random.get_state()
-    gradients = [(p, p.grad) for p in model.parameters()]
+    gradients = [(p, p.grad) for p, _ in snapshot.weights]
     kind = snapshot.devices[0].type if snapshot.devices else "cpu"
     with torch.random.fork_rng(devices=snapshot.devices, device_type=kind):
         try:

@@ -15,6 +15,7 @@ import types
 from typing import Any
 
 from ..code.callees import nodes, written_at
+from ..code.spans import span_at
 
 __all__ = ["gathered_at", "sought_among"]
 
@@ -73,7 +74,7 @@ def sought_among() -> list[int] | None:
 def _is_a_side(frame: types.FrameType) -> bool:
     """Whether what is written where a frame is belongs to an operation, a comparison or a method's call."""
     code = frame.f_code
-    line, _, column, _ = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
+    line, _, column, _ = span_at(code, frame.f_lasti)
     sides: list[ast.expr] = []
     for node in nodes(code.co_filename):
         if isinstance(node, ast.BinOp):
