@@ -248,3 +248,9 @@ def test_alike_leaves_run_once_where_no_data_lead(block, monkeypatch):
     n_runs = len(runs) / (2 * 40)
     # in each mode: recorded, and compared with the model; in one on other data, for the sizes of results
     assert 6 <= n_runs < 7.5
+
+
+def test_leaves_that_no_other_is_like_are_not_told_apart_by_what_they_are_given():
+    kinds = {"embed": "table", "block.0": "block", "block.1": "block", "head": "map"}
+    twins = Twins(kinds.__getitem__, dict.fromkeys(kinds, False))
+    assert twins.among == {"block.0": False, "block.1": False}
