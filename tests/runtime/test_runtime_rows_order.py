@@ -253,3 +253,28 @@ def test_a_limit_on_places_of_rows_is_tried(limit):
     pipe = autopipe.split(model, 2, (x, ids), costs="estimated", n_microbatches=2)
     with pytest.raises(InputError, match="depend on one another"):
         pipe.runtime().step(x, ids)
+
+
+class Survival(nn.Module):
+    """Each row beside those that were followed for longer, in the order of their times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8)), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor, times: Tensor, ended: Tensor) -> Tensor:
+        risk, order = self.head(self.layers(x)).squeeze(-1), times.argsort(descending=True)
+        risk, ended = risk[order], ended[order].to(risk)
+        return -((risk - risk.logcumsumexp(0)) * ended).sum() / (ended.sum() + 1e-8)
+
+
+def test_an_order_of_rows_is_made_of_all_of_them_though_those_tried_lie_in_it():
+    torch.manual_seed(0)
+    model, times = Survival().double(), torch.tensor([1.4, 0.2, 0.3, 0.5, 0.7, 0.25])
+    x, ended = torch.randn(6, 4).double(), torch.tensor([1, 0, 1, 0, 1, 0])
+    pipe = autopipe.split(model, 2, (x, times, ended), costs="estimated", n_microbatches=3)
+    batch = x.flip(0), times.roll(2), ended
+    wanted = torch.autograd.grad(model(*batch), [*model.parameters()])
+    pipe.runtime().step(*batch)
+    for parameter, grad in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, grad)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
-from ...graph import batch_dim
+from ...graph import Dim, batch_dim
 from ..calls.call import Call, Depends, Recording
 from ..calls.labels import counted_apart
 from ..inputs.packing import apart
@@ -26,7 +26,9 @@ from .mixing import mixing, rows_of
 from .one_row import fault_in_one_row
 from .other_answers import FormPairs, parting, two_rows
 from .per_call_state import CallsInTurn, by_call, carried_by, movers
+from .results import Rows
 from .tail import find_tail
+from .uneven_totals import uneven_totals
 
 __all__ = [
     "Chosen", "answered_apart", "with_rows", "with_rows_of_the_example", "with_tail_behind", "without_rows",
@@ -80,9 +82,10 @@ def with_rows_of_the_example(
 
     apart_in = (counted_apart(session.model, form.calls, variation.shapes) for form in forms.values())
     counted = [*dict.fromkeys(itertools.chain(*apart_in))]
-    tail, is_refused = tail_from(counted), found.points
-    if counted and tail.ops and not found.always:
-        found = dataclasses.replace(found, always=_COUNTED_APART)
+    uneven = _uneven(session, forms[False], given, variation, dims)
+    tail, is_refused = tail_from({*counted, *uneven}), found.points
+    if tail.ops and not found.always and (counted or uneven):
+        found = dataclasses.replace(found, always=_COUNTED_APART if counted else next(iter(uneven.values())))
     is_refused |= bool(found.always and not tail.ops)
     if own is not None and not is_refused and (known is None or found.gathered):
         mixed = _in_backward(session, forms[True], given, loose, own, tail)
@@ -101,6 +104,36 @@ def with_rows_of_the_example(
     if not known:
         found = _of_one_row(session, forms, given, loose, tail, found)
     return dataclasses.replace(variation, mixing=found, tail=tail)
+
+
+def _uneven(
+    session: Session,
+    form: Recording,
+    given: Mapping[str, torch.Tensor],
+    variation: Variation,
+    dims: Sequence[Dim],
+) -> dict[str, str]:
+    """See :func:`uneven_totals`; nothing where rows are not told apart, or the form does not run on two."""
+    dim, run = batch_dim(dims), _on_two(session, form, given, variation, dims)
+    if dim is None or run is None:
+        return {}
+    told = dim, variation.shapes, session.device
+    return uneven_totals(session.code, form, given, run, *told, takes_three=variation.takes_rows(3))
+
+
+def _on_two(
+    session: Session,
+    form: Recording,
+    given: Mapping[str, torch.Tensor],
+    variation: Variation,
+    dims: Sequence[Dim],
+) -> Rows | None:
+    """What runs a form on two rows alone, or on few; None where it does not, or no rows are told apart."""
+    dim = batch_dim(dims)
+    if dim is None or dim.packed or session.device.type == "meta" or not variation.takes_rows(2):
+        return None
+    start = functools.partial(session.start, form.training)
+    return rows_of(session.model, form, given, dim, session.device, start, alone=True)
 
 
 def _moves_inside(form: Recording, tail: Tail) -> bool:

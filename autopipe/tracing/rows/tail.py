@@ -40,7 +40,7 @@ from .per_call_state import carriers
 from .results import ALLOWED, ROUNDED, Rows, is_close
 from .varied_data import made_of_rows, unlike
 
-__all__ = ["find_tail", "join", "row_axes", "taken_amiss"]
+__all__ = ["find_tail", "is_late", "join", "row_axes", "taken_amiss"]
 
 MOST_PARAMETERS = 0.5
 """The share of a model's parameters that its tail may have: with more, the mixing is in the middle."""
@@ -136,7 +136,7 @@ def find_tail(
     dim, model = batch_dim(dims), code.model
     if dim is None or found.points or not (found.always or found.training or found.carried or names):
         return Tail()
-    if found.elsewhere:
+    if found.elsewhere and not names:
         return Tail(obstacle="it does so on other data than the example's")
 
     def tried(quiet: bool) -> Tail:
@@ -197,6 +197,18 @@ def find_tail(
             if any(form.takes_grad_mode for form in forms.values()):
                 return Tail(obstacle="it takes derivatives, which rows joined before it have none of")
             return Tail(obstacle=f"its rows could not be told apart: {first_line(error)}")
+
+
+def is_late(model: nn.Module, form: Recording, names: Collection[str]) -> bool:
+    """Whether what follows of calls by ``names`` has few enough of a model's parameters to be its tail."""
+    found = set[int]()
+    for call in form.calls:
+        if call.op != "output" and (call.name in names or any(id(c) in found for c in call.inputs)):
+            found.add(id(call))
+    after = [c for c in form.calls if id(c) in found]
+    known = dict(model.named_parameters(remove_duplicate=False))
+    own = {id(p): p.numel() for p in _parameters(model, after, known)}
+    return sum(own.values()) <= MOST_PARAMETERS * max(1, sum(p.numel() for p in model.parameters()))
 
 
 def _norms(form: Recording, begun: Collection[str] = ()) -> list[str]:
@@ -487,17 +499,21 @@ class _View:
             return False
         if not self._count(call) and not isinstance(call.value, _NUMBERS):
             return False
+        if id(call) in self.made_of_rows and self._are_places(call):
+            return False
         is_same = all(_are_alike(*self._values(call, i)[:2]) for i in range(self._count(call)))
         return is_same and not any(t.requires_grad for t in tensors(call.value))
 
+    def _are_places(self, call: Call) -> bool:
+        """Whether a call gives whole numbers for rows: as their order, rows tried here may have the same."""
+        return any(
+            not self._is_float(call, i) and self._axis(call, i) is not None for i in range(self._count(call))
+        )
+
     def parameters(self, names: Iterable[str], known: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
         """Those that calls of these names use."""
-        own, out = {*names}, []
-        for call in (c for c in self.calls if c.name in own):
-            if call.op == "call_module":
-                out += list(self.model.get_submodule(call.target).parameters())
-            out += [known[c.target] for c in call.inputs if c.op == "get_attr" and c.target in known]
-        return out
+        own = {*names}
+        return _parameters(self.model, (c for c in self.calls if c.name in own), known)
 
     # -- a trial ------------------------------------------------------------------------------------
 
@@ -557,6 +573,18 @@ class _View:
                 )
         result: Sequence[Any] = map_calls(self.form.calls[-1].args[0], lambda c: values[id(c)])
         return result
+
+
+def _parameters(
+    model: nn.Module, calls: Iterable[Call], known: Mapping[str, nn.Parameter]
+) -> list[nn.Parameter]:
+    """Those that calls use, of the ``known``."""
+    out = []
+    for call in calls:
+        if call.op == "call_module":
+            out += list(model.get_submodule(call.target).parameters())
+        out += [known[c.target] for c in call.inputs if c.op == "get_attr" and c.target in known]
+    return out
 
 
 def _rows_of(tensor: Tensor, axis: int, n: int, lies: bool) -> tuple[Tensor, ...]:

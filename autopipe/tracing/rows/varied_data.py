@@ -31,6 +31,7 @@ from ..state.state import generators
 from .results import is_number
 
 __all__ = [
+    "made_of_contents",
     "made_of_rows",
     "of_other_sign",
     "of_other_weights",
@@ -216,6 +217,14 @@ def gathers(
         if parts.are_without(call) and (id(call) in used or id(call) not in means):
             return bool(shapes.get(id(call)) or isinstance(call.value, (int, float)) or tensors(call.value))
     return False
+
+
+def made_of_contents(
+    model: nn.Module, form: Recording, given: Mapping[str, Tensor], dim: Dim, shapes: _Shapes
+) -> set[int]:
+    """As :func:`made_of_rows`, without what modules make of the sizes or types of rows alone."""
+    parts = _Parts(model, form, given, dim, shapes)
+    return made_of_rows(form, {name for name, _ in dim.where}, parts.hold)
 
 
 def _means(model: nn.Module, form: Recording, made: Collection[int]) -> set[int]:
