@@ -2,6 +2,7 @@
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -90,3 +91,49 @@ def test_it_is_told_beside_what_mixes_rows_and_not_where_nothing_is_drawn(caplog
     torch.manual_seed(0)
     assert len(told_of(Normed(), caplog)) == 1
     assert not told_of(Normed(), caplog, training=False)
+
+
+class Whole(nn.Module):
+    """Stays whole, and draws."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.layer, self.draw = nn.Linear(6, 6), draw
+
+    def forward(self, x):
+        return self.layer(x) * self.draw(x) if self.training else self.layer(x)
+
+
+def of_numpy(x):
+    return 1 + np.random.rand()
+
+
+def of_numpys_rows(x):
+    return torch.from_numpy(np.random.rand(len(x), 1, 1)).float()
+
+
+@pytest.mark.parametrize(("draw", "is_shared"), [
+    (one, True), (in_place, True), (of_numpy, True),
+    (of_rows, False), (of_each, False), (of_numpys_rows, False),
+])  # fmt: skip
+def test_what_all_rows_share_is_told_of_code_that_stays_whole(draw, is_shared, caplog):
+    torch.manual_seed(0)
+    assert len(told_of(nn.Sequential(Whole(draw), nn.Linear(6, 6)), caplog)) == is_shared
+
+
+class Partly(nn.Module):
+    """Draws in a statement of its forward that stays whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        x = self.first(x)
+        x = x * 2 if self.training and torch.rand(()).item() < 0.5 else x
+        return self.last(x)
+
+
+def test_what_all_rows_share_is_told_of_a_statement_that_stays_whole(caplog):
+    torch.manual_seed(0)
+    assert len(told_of(Partly(), caplog)) == 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -121,7 +121,8 @@ class MixedRows:
         if training in self._drawn:
             return
         asked = (op for op in ops.compute if op.mode in ("both", "train" if training else "eval"))
-        places = [op.source or op.name for op in asked if _is_drawn_for_all(ops, op)]
+        inside = self._mixing.shared_draws
+        places = [op.source or op.name for op in asked if _is_drawn_for_all(ops, op, inside)]
         drawn = ", ".join(dict.fromkeys(places[:3]))
         if drawn and drawn not in self._drawn.values():
             _logger.warning(
@@ -291,9 +292,10 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _is_drawn_for_all(ops: OpGraph, op: Op) -> bool:
-    """Whether a function of torch draws numbers of which none is of a row."""
-    is_torchs = op.kind in ("function", "method") and op.target.startswith("torch.")
-    if not (op.is_random and is_torchs and op.outputs) or op.name in ops.tail:
+def _is_drawn_for_all(ops: OpGraph, op: Op, inside: Collection[str]) -> bool:
+    """Whether a function of torch draws numbers of which none is of a row, or code that stays whole does."""
+    if not (op.is_random and op.outputs) or op.name in ops.tail:
         return False
+    if op.kind not in ("function", "method") or not op.target.startswith("torch."):
+        return op.name in inside
     return batch_dim(ops.dims) is not None and all(axis is None for axis in row_axes(ops, op.name))

@@ -103,7 +103,9 @@ class OwnCode:
 
     def _looked_for(self, is_module: bool, target: Any) -> list[tuple[Any, Any]]:
         if not is_module:
-            return [(held, None) for held in _made_of([getattr(target, "function", target)])]
+            while hasattr(target, "function"):  # a part of a function is kept within what runs it
+                target = target.function
+            return [(held, None) for held in _made_of([target])]
         found: dict[int, tuple[Any, Any]] = {}
         for module in reversed([*self.model.get_submodule(target).modules()]):
             cls: Any = type(module)

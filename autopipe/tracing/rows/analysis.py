@@ -23,6 +23,7 @@ from ..sizes.variation import Mixing, Tail, Variation
 from .backwards import OwnBackwards, mixed_in_backward
 from .held_back import RowGradients, holds_back
 from .mixing import mixing, rows_of
+from .noise_of_others import shared_draws
 from .one_row import fault_in_one_row
 from .other_answers import FormPairs, parting, two_rows
 from .per_call_state import CallsInTurn, by_call, carried_by, movers
@@ -103,6 +104,10 @@ def with_rows_of_the_example(
         tail = Tail(obstacle="the gradients of what a microbatch replaces are lost")
     if not known:
         found = _of_one_row(session, forms, given, loose, tail, found)
+        run = _on_two(session, forms[True], given, variation, dims)
+        if run is not None and variation.takes_rows(3):
+            drawn = shared_draws(session.code, forms[True], run, session.device)
+            found = dataclasses.replace(found, shared_draws=drawn)
     return dataclasses.replace(variation, mixing=found, tail=tail)
 
 

@@ -1,12 +1,13 @@
 """Whether a row is another where other noise is drawn for the rows beside it, in code that stays whole.
 
-Noise may be normalised over the batch, as by dropblock. Which ops draw is told by ``noise``; what data mixes
-is left to ``mixing``.
+Noise may be normalised over the batch, as by dropblock; and what such code draws once, all rows share. Which
+ops draw is told by ``noise``; what data mixes is left to ``mixing``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from ... import accelerator
 from ...graph import Dim
-from ...torch_private import TorchDispatchMode
-from ..calls.call import Recording
+from ...torch_private import HiddenMode, TorchDispatchMode
+from ..calls.call import Call, Recording
 from ..calls.functions import tensors
+from ..calls.streams import DRAWING
 from ..code.own_code import OwnCode
 from ..state.reach import saved
 from ..state.state import generators
@@ -24,7 +26,11 @@ from .noise import OwnNoise, may_draw
 from .results import ALLOWED, EQUAL, Results, Rows
 from .row_questions import first_mixed
 
-__all__ = ["mixed_by_noise"]
+__all__ = ["mixed_by_noise", "shared_draws"]
+
+_logger = logging.getLogger("autopipe")
+_DRAWING = frozenset(function.__name__ for function in DRAWING) | {"np", "numpy", "random"}
+"""Names that code asks for which draws otherwise than by torch's own layers."""
 
 _Sizes = Sequence[Sequence[torch.Size]]
 """By draw and tensor, its shape."""
@@ -66,6 +72,64 @@ def mixed_by_noise(
             return ""
         words = words or f"{where}, where other rows are given other noise"
     return words
+
+
+def shared_draws(code: OwnCode, form: Recording, run: Rows, device: torch.device) -> tuple[str, ...]:
+    """Names of the calls, of code that stays whole, which draw as much for two rows as for three.
+
+    ``run`` runs the form on so many. Of Python's and numpy's generators it is told by where they are then.
+    """
+    asked = {
+        c for c in form.calls if c.is_random and code.is_own(c) and not _DRAWING.isdisjoint(code.names(c))
+    }
+    if not asked:
+        return ()
+    few, more = _SizesDrawn(asked, device), _SizesDrawn(asked, device)
+    try:
+        for drawn, rows in ((few, "ab"), (more, "abb")):
+            with drawn:
+                run(rows, drawn.look)
+    except Exception as error:
+        # any Python of the model, on rows it may not take
+        _logger.debug("what code draws for rows could not be seen: %s", error)
+        return ()
+    pairs = ((call, zip(few.of[call], more.of[call], strict=False)) for call in few.of if call in more.of)
+    return tuple(call.name for call, each in pairs if any(a == b for a, b in each))
+
+
+class _SizesDrawn(HiddenMode):
+    """Within it is noted how much is drawn in each of the ``asked`` calls, which it is shown by ``look``.
+
+    Attributes
+    ----------
+    of: by call the shapes of what each function of torch gave that drew, and where other generators ended.
+    """
+
+    def __init__(self, asked: Collection[Call], device: torch.device) -> None:
+        super().__init__()
+        self._asked, self._device, self._outside = asked, device, generators()
+        self._now: list[Any] = []
+        self.of: dict[Call, list[Any]] = {}
+
+    def __enter__(self) -> Any:
+        self._outside = generators()
+        return super().__enter__()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in DRAWING:
+            return func(*args, **(kwargs or {}))
+        before = generators(self._device)
+        result = func(*args, **(kwargs or {}))
+        if generators(self._device) != before:
+            self._now.append([t.shape for t in tensors(result)])
+        return result
+
+    def look(self, call: Call, value: Any) -> None:
+        """Be shown a call that ran."""
+        outside = generators()
+        if call in self._asked:
+            self.of[call] = [*self._now, *([outside] if outside != self._outside else [])]
+        self._now, self._outside = [], outside
 
 
 def _rows_in(few: _Sizes, more: _Sizes, n: int) -> _Axes:

@@ -43,7 +43,8 @@ class Mixing:
     by it. ``one_row`` says what drops the axis of rows where there is one, or fails there: microbatches then
     have two or more. ``beyond``: how many rows nothing mixes, where something mixes more of them, and what.
     ``untold`` says why it could not be told whether rows depend on one another, ``unasked`` of how many it
-    was not asked, and why.
+    was not asked, and why. ``shared_draws``: names of the ops, of code that stays whole, which draw numbers
+    that are of no row.
     """
 
     always: str = ""
@@ -64,6 +65,7 @@ class Mixing:
     beyond: tuple[int, str] | None = None
     untold: str = ""
     unasked: str = dataclasses.field(default="", compare=False)
+    shared_draws: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def said_untold(self) -> str:
