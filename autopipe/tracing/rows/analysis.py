@@ -83,7 +83,9 @@ def with_rows_of_the_example(
 
     apart_in = (counted_apart(session.model, form.calls, variation.shapes) for form in forms.values())
     counted = [*dict.fromkeys(itertools.chain(*apart_in))]
-    uneven = _uneven(session, forms[False], given, variation, dims)
+    uneven: dict[str, str] = {}
+    for form in {id(form): form for form in forms.values()}.values():
+        uneven |= _uneven(session, form, given, variation, dims)
     tail, is_refused = tail_from({*counted, *uneven}), found.points
     if tail.ops and not found.always and (counted or uneven):
         found = dataclasses.replace(found, always=_COUNTED_APART if counted else next(iter(uneven.values())))

@@ -69,8 +69,8 @@ def uneven_totals(
     """The calls that make something else of what all rows come to than sums and multiples, each in words.
 
     Those behind which are most parameters are left out. ``run`` runs the form on rows of those ``given``:
-    code that stays whole and gives numbers is looked at as it runs on two rows and, if the form
-    ``takes_three``, on three, which tells what has rows inside; it counts where that fails.
+    code that stays whole, without weights, is looked at as it runs on two rows and, if the form
+    ``takes_three``, on three, which tells what has rows inside. What gives numbers counts where that fails.
     """
     made = made_of_rows(form, {name for name, _ in dim.where})
     found, asked, totals = _bent(code, form, dim, shapes, made)
@@ -85,7 +85,9 @@ def uneven_totals(
         _logger.debug("what stays whatever rows hold could not be seen: %s", error)
     late = [c for c in (*found, *asked) if is_late(code.model, form, {c.name})]
     asked = [c for c in asked if c in late]
-    even = _even_inside(code, form, run, asked, made, totals, device) if asked and takes_three else ()
+    even = {c for c in asked if id(c) not in totals}
+    if asked and takes_three:
+        even = _even_inside(code, form, run, asked, made, totals, device)
     words = "makes no even mean or sum of what rows give"
     return {c.name: f"{call_and_place(c)} {words}" for c in late if c not in even}
 
@@ -120,6 +122,8 @@ def _bent(
         if has_rows(call):
             if any(map(_is_float, of_totals)) and _is_float(call):
                 found.append(call)
+            elif _is_float(call) and _is_of_rows_alone(code, call):
+                asked.append(call)
             continue
         totals.add(id(call))
         if not _is_float(call):
@@ -129,6 +133,13 @@ def _bent(
         elif not (call.accessor or _is_even(call, made) if of_totals else _is_even_total(code, call, of)):
             found.append(call)
     return found, asked, totals
+
+
+def _is_of_rows_alone(code: OwnCode, call: Call) -> bool:
+    """Whether a call runs code that stays whole and has no weights: it may weigh rows, or shorten them."""
+    if not code.is_own(call) or call.accessor:
+        return False
+    return call.op != "call_module" or next(code.model.get_submodule(call.target).parameters(), None) is None
 
 
 def _is_float(call: Call) -> bool:
@@ -170,17 +181,18 @@ def _even_inside(
     totals: Collection[int],
     device: torch.device,
 ) -> set[Call]:
-    """Those of the ``asked`` calls, of code that stays whole, whose numbers are seen to be even."""
-    told = [c for c in asked if not leaves_anything(form, c)]
-    taken = {c for call in told for c in call.inputs}
+    """Those of the ``asked`` calls, of code that stays whole, that bend no total; numbers are seen not to."""
+    run_again = [c for c in asked if not leaves_anything(form, c)]
+    taken = {c for call in run_again for c in call.inputs}
     values: dict[Call, Any] = {}
     longer: dict[Call, _Inside] = {}
-    even: set[Call] = set()
+    bent, told = set[Call](), set[Call]()
 
     def look(call: Call, value: Any) -> None:
+        nonlocal bent, told
         if call in taken:
             values[call] = value
-        if call not in told:
+        if call not in run_again:
             return
         inside = _Inside(longer[call].made if call in longer else None)
         for given in (c for c in call.inputs if id(c) in made):
@@ -189,17 +201,18 @@ def _even_inside(
         args, kwargs = (map_calls(given, values.__getitem__) for given in (call.args, call.kwargs))
         with eager(), inside.reads, inside:
             run_call(code.model, form.constants, call, args, kwargs, {}, device)
-        if call in longer and inside.is_even:
-            even.add(call)
+        if call in longer:
+            bent |= {call} if inside.is_bent else set()
+            told |= {call} if inside.is_told else set()
         longer[call] = inside
 
     try:
-        for rows in ("abb", "ab") if told else ():
-            run_until(run, rows, told[-1], look)
+        for rows in ("abb", "ab") if run_again else ():
+            run_until(run, rows, run_again[-1], look)
     except Exception as error:
         # any Python of the model, which may not run while somebody watches
         _logger.debug("numbers that code makes could not be followed: %s", error)
-    return even
+    return {c for c in asked if c not in bent and (c in told or id(c) not in totals)}
 
 
 _ROWS, _RAGGED, _TOTAL = "rows", "as many rows as data say", "total"
@@ -210,14 +223,15 @@ class _Inside(TorchDispatchMode):
 
     Attributes
     ----------
-    made: the shapes of what each operator gave. is_even: whether nothing was seen to be made of totals, or
-        of rows, that is no sum or multiple. reads: the context in which code is seen to read tensors.
+    made: the shapes of what each operator gave. is_bent: whether something was seen to be made of totals, or
+        of rows, that is no sum or multiple. is_told: whether all was seen, and nothing read. reads: the
+        context in which code is seen to read tensors.
     """
 
     def __init__(self, longer: Sequence[Sequence[torch.Size]] | None) -> None:
         super().__init__()
         self.made: list[list[torch.Size]] = []
-        self.is_even, self.reads = True, _Reads(self)
+        self.is_bent, self.is_told, self.reads = False, True, _Reads(self)
         self._longer, self._kinds = longer, dict[int, str]()
         self._held: list[Tensor] = []  # else other tensors would come to lie where they did
 
@@ -256,7 +270,7 @@ class _Inside(TorchDispatchMode):
         """Tell of what kind a ``result`` of what is ``given`` is, and whether it is even."""
         made = tensors(result)
         if longer is None or len(longer) != len(made):
-            self.is_even = False  # other operators ran on more rows
+            self.is_told = False  # other operators ran on more rows
             return
         is_ragged = name in _PICKS or (
             name == "index" and any(t.dtype is torch.bool for t in tensors(args[1]))
@@ -273,11 +287,11 @@ class _Inside(TorchDispatchMode):
                 is_bent, kind = is_ragged_mean or _weighs(name, func, args, kwargs), _TOTAL
             self.mark(tensor, kind)
             is_float = tensor.is_floating_point() or tensor.is_complex()
-            self.is_even = self.is_even and not (is_bent and is_float)
+            self.is_bent |= is_bent and is_float
 
 
 class _Reads(HiddenMode):
-    """Within it code that reads what is made of rows makes ``inside`` uneven."""
+    """Within it code that reads what is made of rows leaves ``inside`` untold."""
 
     def __init__(self, inside: _Inside) -> None:
         super().__init__()
@@ -285,7 +299,7 @@ class _Reads(HiddenMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if classify(func)[0] == "read" and any(self._inside.kinds((args, kwargs))):
-            self._inside.is_even = False
+            self._inside.is_told = False
         return func(*args, **(kwargs or {}))
 
 
