@@ -124,16 +124,41 @@ def left_out(logits, labels):
     return F.cross_entropy(logits, labels, ignore_index=HEAVY)
 
 
+def shared_out_inside(logits, labels):
+    return shared_out(None, logits, labels)
+
+
 def of_a_count(logits, labels):
     return logits.square().sum() / max(1, int((labels < HEAVY).sum()))
+
+
+def shared_out(model, logits, labels):
+    return (F.cross_entropy(logits, labels, reduction="none") * (labels // HEAVY * 2.0).softmax(0)).sum()
+
+
+def of_length_one(model, logits, labels):
+    return F.cross_entropy(logits, labels, reduction="none") @ F.normalize(
+        1 + labels // HEAVY * 19.0, p=1, dim=0
+    )
 
 
 def in_training(model, logits, labels):
     return by_limit(model, logits, labels) if model.training else logits
 
 
-GLUE = [in_training, by_table, by_list, by_kinds, by_limit, by_quotient, normalised, of_those_counted]
-WHOLE = [of_numpy, of_reads, written, of_torch, left_out, of_a_count]
+GLUE = [
+    shared_out,
+    of_length_one,
+    in_training,
+    by_table,
+    by_list,
+    by_kinds,
+    by_limit,
+    by_quotient,
+    normalised,
+    of_those_counted,
+]
+WHOLE = [shared_out_inside, of_numpy, of_reads, written, of_torch, left_out, of_a_count]
 
 
 def made(loss):

@@ -26,7 +26,7 @@ from ..code.leaves import eager
 from ..code.own_code import OwnCode
 from .inner_numbers import LINEAR
 from .many_rows import leaves_anything
-from .results import Rows, run_until
+from .results import Rows, axes, run_until
 from .tail import is_late
 from .unlike_rows import that_stay
 from .varied_data import made_of_contents, made_of_rows
@@ -47,6 +47,11 @@ _OF_SIZES = frozenset({
     "ones_like", "rand_like", "randn_like", "zeros_like",
 })  # fmt: skip
 """Operators whose results no data have a say in."""
+_ALONG = {
+    "cumprod": 1, "cumsum": 1, "log_softmax": 1, "logcumsumexp": 1, "normalize": 2, "softmax": 1,
+    "softmin": 1,
+}  # fmt: skip
+"""Functions that make of each place what others along a ``dim`` have a say in, and its place."""
 _PICKS = frozenset({"masked_select", "nonzero"})
 _PUTS = frozenset({"index_add", "index_copy", "index_put", "masked_scatter", "scatter", "scatter_add"})
 _SUM = 2
@@ -120,7 +125,7 @@ def _bent(
         of = [c for c in call.inputs if id(c) in made]
         of_totals = [c for c in of if id(c) in totals]
         if has_rows(call):
-            if any(map(_is_float, of_totals)) and _is_float(call):
+            if _is_float(call) and (any(map(_is_float, of_totals)) or _is_along(call, dim, shapes)):
                 found.append(call)
             elif _is_float(call) and _is_of_rows_alone(code, call):
                 asked.append(call)
@@ -145,6 +150,15 @@ def _is_of_rows_alone(code: OwnCode, call: Call) -> bool:
 def _is_float(call: Call) -> bool:
     values = [v for v in (call.value, *tensors(call.value)) if isinstance(v, (float, Tensor))]
     return any(isinstance(v, float) or v.is_floating_point() or v.is_complex() for v in values)
+
+
+def _is_along(call: Call, dim: Dim, shapes: _Shapes) -> bool:
+    """Whether a function of torch goes along the axis of rows."""
+    place, value = _ALONG.get(plain_name(call)), call.value
+    if place is None or call.op == "call_module" or not isinstance(value, Tensor) or not value.ndim:
+        return False
+    along = call.kwargs.get("dim", call.args[place] if len(call.args) > place else None)
+    return isinstance(along, int) and along % value.ndim in axes(call, 0, dim, shapes)
 
 
 def _is_even(call: Call, made: Collection[int]) -> bool:
@@ -277,7 +291,7 @@ class _Inside(TorchDispatchMode):
         )
         for tensor, size in zip(made, longer, strict=True):
             if is_ragged or tensor.shape != size:
-                is_bent = _TOTAL in given
+                is_bent = _TOTAL in given or _runs_along(name, func, args, kwargs, tensor.shape, size)
                 stays = _RAGGED in given and name.strip("_") not in _PUTS
                 kind = _RAGGED if is_ragged or stays else _ROWS
             elif _TOTAL in given:
@@ -309,6 +323,14 @@ def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
         if argument.name == name:
             return args[place] if place < len(args) else kwargs.get(name, argument.default_value)
     return None
+
+
+def _runs_along(name: str, func: Any, args: Any, kwargs: Any, few: torch.Size, more: torch.Size) -> bool:
+    """Whether an operator goes along the axis that is longer where there are more rows."""
+    if name.strip("_") not in _ALONG or len(few) != len(more) or not few:
+        return False
+    along = _argument(func, args, kwargs, "dim")
+    return isinstance(along, int) and few[along] != more[along]
 
 
 def _sums(name: str, func: Any, args: Any, kwargs: Any) -> bool:
