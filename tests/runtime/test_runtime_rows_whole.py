@@ -141,15 +141,21 @@ def test_what_mixes_rows_in_training_alone_is_told(
     assert "rows of a batch of Net depend on one another" in caplog.text
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.MSELoss()], ids=lambda loss: type(loss).__name__)
-def test_a_loss_of_the_model_that_weighs_otherwise_is_refused(loss: nn.Module) -> None:
+@pytest.mark.parametrize("steps_between", [0, 1], ids=["at once", "behind a step on the whole batch"])
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.MSELoss])
+def test_a_loss_of_the_model_that_weighs_otherwise_is_refused(
+    kind: type[nn.Module], steps_between: int
+) -> None:
     torch.manual_seed(0)
+    loss = kind()
     x = torch.randn(6, 4)
     labels = torch.randint(4, (6,)) if isinstance(loss, nn.CrossEntropyLoss) else torch.randn(6, 4)
     model = Net(nn.Tanh(), loss)
     runtime = autopipe.split(model, 2, (x, labels), costs="estimated", n_microbatches=3).runtime()
     runtime.step(x, labels)
     loss.reduction = "sum"  # type: ignore[assignment]
+    for _ in range(steps_between):
+        runtime.step(x, labels, n_microbatches=1)
     with pytest.raises(InputError, match=r"loss\.reduction changed after the capture"):
         runtime.step(x, labels)
 

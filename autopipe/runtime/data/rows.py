@@ -46,7 +46,7 @@ class MixedRows:
         self._mode, self._is_whole = mode, is_whole
         self._warned = False
         self._mixing, self._tail = self._variation.mixing, self._variation.tail
-        self._by_mode, self._n_checked = "", 0
+        self._by_mode, self._n_checked, self._is_checked = "", 0, False
         self._drawn: dict[bool, str] = {}
         self._amiss: dict[tuple[int, int, bool], str] = {}
 
@@ -114,6 +114,7 @@ class MixedRows:
             self._warned = True
             _logger.warning("%s: %s", name, found.said_untold)
         self._tell_drawn(name)
+        self._is_checked = True
 
     def _tell_drawn(self, name: str) -> None:
         """Say once which draws of the model's present mode have no numbers for each row."""
@@ -150,9 +151,13 @@ class MixedRows:
                 )
 
     def settle(self) -> None:
-        """After a call: what its first few change in layers themselves is no change of the model."""
-        if 0 < self._n_checked <= _N_SETTLING:
+        """After a call: what the first few that are checked change in layers is no change of the model.
+
+        Not after one that was not, as of one microbatch: what differs then may have been changed ahead of it.
+        """
+        if self._is_checked and self._n_checked <= _N_SETTLING:
             self._capture.whole.accept(self._capture.whole.changed())
+        self._is_checked = False
 
     def _follow_layers(self, batch: Batch, *, may_ask: bool) -> None:
         """Ask anew how rows depend on one another where layers that stay whole are not what they were.
