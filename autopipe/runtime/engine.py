@@ -35,7 +35,7 @@ from .reduce.data_parallel import ReplicaDims, Replicas, replicas_of
 from .reduce.hooks import is_hooked
 from .reduce.precision import placeholder
 from .reduce.refusals import watch, watch_scalers
-from .reduce.ties import TieSum, check_ties, find_ties, learned
+from .reduce.ties import TieSum, check_ties, find_ties, learned, own_of
 from .stage.initialise import initialise
 from .stage.loss import Loss
 from .stage.setup import card, check_same, pick_device, place, sections_of
@@ -211,7 +211,14 @@ class Engine:
         self.executor = Executor(self.workers, self.edges, plan, self._channel, position)
         self.step_agreement: StepAgreement | None = None
         if self.peers is not None and self._channel is not None:
-            self.step_agreement = StepAgreement(capture, self.peers, self._channel, is_fed=self.intake.is_fed)
+            beside = (p for _, p in own_of(self.options.loss_fn, capture.model))
+            self.step_agreement = StepAgreement(
+                capture,
+                self.peers,
+                self._channel,
+                parameters=(*capture.model.parameters(), *beside),
+                is_fed=self.intake.is_fed,
+            )
             self._connect(self.peers)
 
     def _take_up(self, stages: tuple[Stage, ...]) -> None:
@@ -318,6 +325,11 @@ class Engine:
         if self.ties is not None:
             self.ties.replace(replaced)
 
+    def stepped(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What this rank's optimizers may have: its parameters, and those of the loss alone, by name."""
+        yield from self.named_parameters()
+        yield from own_of(self.options.loss_fn, self.capture.model)
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's parameters once each, under the model's first name for them."""
         first = self.capture.ops.parameter
@@ -347,8 +359,7 @@ class Engine:
         if any(worker.replicas.is_sharded for worker in self.workers.values()):
             return any(self._hooks), [], []
         tied = [] if self.ties is None else self.ties.hooked()
-        loss_fn = self.options.loss_fn
-        beside = loss_fn.parameters() if isinstance(loss_fn, nn.Module) else ()
+        beside = (p for _, p in own_of(self.options.loss_fn, self.capture.model))
         parameters = (p for held in self._held for p in held.values() if p is not None)
         hooked = filter(is_hooked, itertools.chain(parameters, beside))
         own = {id(p): p for p in hooked if id(p) not in self.tied}

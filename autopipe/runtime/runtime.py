@@ -46,9 +46,9 @@ class Runtime(BetweenSteps):
     loss_fn: ``loss_fn(output, target)``, a scalar. Without it the model's output holds its loss: as ``loss``,
         first, or as the only scalar, where only that depends on some input (its labels) or compares all other
         outputs with one. Where ``loss_fn`` is a module with parameters that train, every rank gets their
-        gradients, for its own optimizer. It is called for each microbatch, and at steps 0, 1, 2, 4, 8 and so
-        on for some of them again, to check that their weighted losses add up to the batch's: so compute
-        metrics from a step's outputs, not in here.
+        gradients, and its optimizers may have them. It is called for each microbatch, and at steps 0, 1, 2,
+        4, 8 and so on for some of them again, to check that their weighted losses add up to the batch's: so
+        compute metrics from a step's outputs, not in here.
     n_microbatches, schedule: another count or schedule than the plan's; the placement must fit.
     device: by default the accelerator of ``LOCAL_RANK`` where the process group carries such tensors, which
         becomes the current one; else the model's. Only this rank's stages move there.

@@ -137,7 +137,7 @@ class Checkpoints:
             if is_single:
                 return {name: module.get_extra_state() for name, module in extras.items()}, ""
             state = collect(
-                objects, list(self._named()), engine.device, extras, is_kept=self._agreement.writes
+                objects, list(engine.stepped()), engine.device, extras, is_kept=self._agreement.writes
             )
             state |= {"holding": self._holding.told(), "counts": {"forwards": engine.n_forwards}}
         except Exception as error:  # of the user's own objects
@@ -290,7 +290,7 @@ class Checkpoints:
         return Restoring(
             checkpoint,
             objects,
-            list(self._named()),
+            list(engine.stepped()),
             engine.rank,
             self.names,
             extras=held_extras(engine.capture.model, engine.stages, engine.all_stages),

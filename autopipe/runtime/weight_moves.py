@@ -21,6 +21,7 @@ from .checkpoint.optimizer_extras import held_beside, left_out
 from .checkpoint.optimizer_state import LISTED, names_in
 from .files.safetensors_file import text_of
 from .reduce.hooks import n_hooks
+from .reduce.ties import own_of
 from .stage.setup import exchange
 from .weights.stale import unmark
 from .wire.peers import Peers
@@ -112,6 +113,7 @@ def move_weights(engine: Engine, peers: Peers, new: Sequence[Stage], optimizers:
 
 def _told(engine: Engine, planned: Sequence[Move], optimizers: Optimizers) -> _Told:
     named = [pair for stage in engine.stages for pair in stage.named_parameters()]
+    named += own_of(engine.options.loss_fn, engine.capture.model)
     try:
         sharded = [m.name for m in planned if hasattr(m.tensor, "to_local")]
         if sharded or any(w.module is not w.stage or w.is_replicated for w in engine.workers.values()):

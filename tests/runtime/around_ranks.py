@@ -595,6 +595,39 @@ def hooks_under_wraps():
     torch.testing.assert_close(losses[0].weight.grad, losses[1].weight.grad)
 
 
+def weights_of_the_loss():
+    """A loss's weights are saved with their optimizer's state, and frozen on all ranks or on none."""
+    with tempfile.TemporaryDirectory() as own:
+        folder = [own]
+        if not is_whole():
+            dist.broadcast_object_list(folder)
+        x, y = batch()
+        found = []
+        for part in ("undisturbed", "first", "second"):
+            loss_fn = Weighing()
+            pair = Pair(loss_fn)
+            both = torch.optim.Adam([*pair.rt.parameters(), *loss_fn.parameters()], 0.1)
+            kept = {"optimizer": both, "loss": loss_fn}
+            if part == "second":
+                pair.rt.load(pathlib.Path(folder[0]) / "save", **kept)
+            for _ in range(2 if part == "undisturbed" else 1):
+                pair.rt.step(x, target=y)
+                both.step()
+                both.zero_grad()
+            if part == "first":
+                pair.rt.save(pathlib.Path(folder[0]) / "save", **kept)
+            found.append(loss_fn.weight.detach().clone())
+        plan = autopipe.plan(pair.pipe.graph, 2, n_microbatches=4, costs="estimated", pin={"1": 1})
+        assert pair.rt.rebalance(plan=plan, optimizer=both)
+        pair.rt.step(x, target=y)
+    torch.testing.assert_close(found[2], found[0])
+    assert not torch.equal(found[1], found[0])
+    loss_fn.weight.requires_grad_(rank() != 0)
+    if not is_whole():
+        with pytest.raises(StepError, match="with other frozen parameters"):
+            pair.rt.step(x, target=y)
+
+
 class Around(nn.Module):
     def __init__(self, stage):
         super().__init__()
@@ -680,7 +713,8 @@ def groups():
 
 CHECKED = (
     modes, batches, targets, losses, interrupted, calls, unlike, fed, fed_anew, optimizers, hooks,
-    hooks_on_ties, frozen_ties, hooks_under_wraps, hooks_that_move, loads, several, groups,
+    hooks_on_ties, frozen_ties, weights_of_the_loss, hooks_under_wraps, hooks_that_move, loads, several,
+    groups,
 )  # fmt: skip
 CHECKS = {f.__name__: f for f in CHECKED}
 

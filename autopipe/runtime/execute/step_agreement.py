@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import AutopipeError, InputError
 from ...torch_private import UnseenByFunctions
@@ -75,11 +75,19 @@ class _Said:
 class StepAgreement:
     """Makes every rank begin the same step, or every rank raise."""
 
-    def __init__(self, capture: Capture, peers: Peers, channel: Channel, is_fed: bool) -> None:
+    def __init__(
+        self,
+        capture: Capture,
+        peers: Peers,
+        channel: Channel,
+        parameters: Sequence[nn.Parameter],
+        is_fed: bool,
+    ) -> None:
+        """``parameters`` are those that are to be frozen or trained alike."""
         self._capture, self._model = capture, capture.model
         self._peers, self._channel, self._is_fed = peers, channel, is_fed
         self._forms: dict[bool, dict[int, str]] = {False: {}, True: {}}
-        self._parameters = tuple(self._model.parameters())
+        self._parameters = tuple(parameters)
         self._signatures: dict[tuple[Any, ...], int] = {}
         self._said = _Said()
 

@@ -29,7 +29,7 @@ from .sums import sum_gradients
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["Tie", "TieSum", "check_ties", "find_ties", "learned"]
+__all__ = ["Tie", "TieSum", "check_ties", "find_ties", "learned", "own_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +74,15 @@ def check_ties(capture: Capture, was: Mapping[str, nn.Parameter], now: Mapping[s
 
 def learned(loss_fn: object, model: nn.Module, n_ranks: int) -> tuple[Tie, ...]:
     """What a loss trains beside the model: every rank holds it, and the one with the loss has gradients."""
-    if n_ranks == 1 or not isinstance(loss_fn, nn.Module):
-        return ()
-    own = {id(p) for p in model.parameters()}
-    trained = [(n, p) for n, p in loss_fn.named_parameters() if p.requires_grad and id(p) not in own]
-    return tuple(Tie(f"loss_fn.{name}", p, tuple(range(n_ranks))) for name, p in trained)
+    trained = [(n, p) for n, p in own_of(loss_fn, model) if p.requires_grad] if n_ranks > 1 else []
+    return tuple(Tie(name, p, tuple(range(n_ranks))) for name, p in trained)
+
+
+def own_of(loss_fn: object, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that a loss has beside the model's, by names that none of the model's has."""
+    found = list(loss_fn.named_parameters()) if isinstance(loss_fn, nn.Module) else []
+    others = {id(p) for p in model.parameters()} if found else set()
+    return [(f"loss_fn().{name}", p) for name, p in found if id(p) not in others]
 
 
 class TieSum:
