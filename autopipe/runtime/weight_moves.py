@@ -23,7 +23,7 @@ from .files.safetensors_file import text_of
 from .reduce.hooks import n_hooks
 from .reduce.ties import own_of
 from .stage.setup import exchange
-from .weights.stale import unmark
+from .weights.stale import is_guarded, unmark
 from .wire.peers import Peers
 from .wire.plain_values import Unfit, dtype_of, dumps, loads, name_of
 
@@ -186,9 +186,11 @@ def _without_group(planned: Sequence[Move], everyone: Sequence[_Told]) -> list[s
 
 
 def _n_hooks(tensor: Tensor) -> int:
-    """How many hooks on its gradient a weight has here; what is on the meta device is made anew."""
+    """How many hooks of the user's on its gradient a weight has here; one on the meta device is made anew."""
     with UnseenByFunctions():
-        return 0 if tensor.is_meta or not isinstance(tensor, nn.Parameter) else n_hooks(tensor)
+        if tensor.is_meta or not isinstance(tensor, nn.Parameter):
+            return 0
+        return n_hooks(tensor) - is_guarded(tensor)
 
 
 def _without_hooks(planned: Sequence[Move], everyone: Sequence[_Told]) -> list[str]:

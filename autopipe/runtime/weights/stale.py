@@ -31,7 +31,17 @@ from ...torch_private import UnseenByFunctions
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["StaleTensor", "absent", "filled", "guard", "mark", "readable", "shapes_of", "unmark"]
+__all__ = [
+    "StaleTensor",
+    "absent",
+    "filled",
+    "guard",
+    "is_guarded",
+    "mark",
+    "readable",
+    "shapes_of",
+    "unmark",
+]
 
 GRADIENT_READERS = ("torch.optim", "torch.amp", "torch.nn.modules", "autopipe")
 """Modules that may ask for an absent gradient: they pass over parameters without one."""
@@ -158,6 +168,12 @@ def guard(homes: Iterable[Home]) -> list[Any]:
         for home in homes
         if home.tensor.requires_grad and home.tensor.is_leaf
     ]
+
+
+def is_guarded(tensor: Tensor) -> bool:
+    """Whether :func:`guard` has a hook on it."""
+    hooks = (tensor._post_accumulate_grad_hooks or {}).values()
+    return any(isinstance(hook, functools.partial) and hook.func is _refuse for hook in hooks)
 
 
 def _refuse(name: str, rank: int, model: str, tensor: Tensor) -> None:
