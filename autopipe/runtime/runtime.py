@@ -273,7 +273,8 @@ class Runtime(BetweenSteps):
         that stays zero: torch's optimizers refuse an empty list, and every rank runs the same script. With a
         scaler every rank gives it, since scalers refuse an optimizer of which no parameter has a gradient.
         Over several ranks torch's ``clip_grad_norm_`` is refused them, and its ``LBFGS``, since each would go
-        by this rank's gradients alone: :meth:`clip_grad_norm_` is for all.
+        by this rank's gradients alone: :meth:`clip_grad_norm_` is for all. An optimizer that makes one number
+        of all its parameters (Prodigy, D-Adaptation) makes it of this rank's.
         """
         own = [parameter for _, parameter in self.named_parameters()]
         if not any(p.requires_grad for p in own) or self._engine.options.scaler is not None:
