@@ -51,10 +51,11 @@ def make_plan(
     if not isinstance(model, Capture) and not in_group():
         _check_room_ahead(model, args, kwargs, options)
     whole = captured(model, args, kwargs, options.recording.written, stall_limit_s, options.asked)
+    device = _device(whole.model, options)
     decided_here: list[Capture] = []
 
     def decide() -> Decision:
-        task = _Task.of(whole, options)
+        task = _Task.of(whole, options, device)
         planned = _fastest(task.planned, task.counts)
         decided_here.append(planned.capture)
         return _with_settings(planned, whole, options.training), planned.costs, planned.opened
@@ -64,11 +65,14 @@ def make_plan(
     return Planned(final, table, plan, opened)
 
 
-def _ranks(model: nn.Module, options: Options) -> tuple[DeviceLike, Cluster]:
-    """The device to plan for, None for the model's own, and the ranks."""
+def _device(model: nn.Module, options: Options) -> DeviceLike:
+    """The device to plan for, None for the model's own. That of a rank in a job becomes its current one."""
+    return of_the_job(model) if options.place.device is None else options.place.device
+
+
+def _ranks(model: nn.Module, options: Options, device: DeviceLike) -> Cluster:
     place, cut = options.place, options.cut
-    on = of_the_job(model) if place.device is None else place.device
-    return on, cluster_for(model, place.cluster, place.n_ranks, cut.wanted, cut.schedule, on)
+    return cluster_for(model, place.cluster, place.n_ranks, cut.wanted, cut.schedule, device)
 
 
 def _asked(options: Options, graph: Capture, ranks: Cluster, pieces: int) -> dict[str, Any]:
@@ -94,7 +98,7 @@ def _check_room_ahead(
     sizes as they are, as which of them may vary takes longest to find.
     """
     check_model(model, args, kwargs)
-    _, ranks = _ranks(model, options)
+    ranks = _ranks(model, options, _device(model, options))
     if (room := room_bytes(ranks, options.solver.get("memory_limit"))) is None:
         return
     trains = options.cut.schedule != "forward-only"
@@ -122,10 +126,10 @@ class _Task:
     counts: Sequence[int]
 
     @classmethod
-    def of(cls, whole: Capture, options: Options) -> _Task:
+    def of(cls, whole: Capture, options: Options, device: DeviceLike) -> _Task:
         """What options ask for. Raises :class:`AutopipeError` for what no plan can be made of."""
         place, cut = options.place, options.cut
-        device, ranks = _ranks(whole.model, options)
+        ranks = _ranks(whole.model, options, device)
         on_host = place.cluster is None and is_host(whole.model, device)
         _check_offload(options.training, options.solver.get("recompute"), on_host)
         most = cut.wanted or ranks.n_ranks * stages_per_rank(cut.schedule)

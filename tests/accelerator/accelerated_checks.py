@@ -246,6 +246,9 @@ def the_rank_picks_its_device():
         assert torch.accelerator.current_device_index() == runtime.device.index
         assert all(p.device == runtime.device for p in runtime.parameters())
         assert not runtime.engine.peers.crowded
+    torch.accelerator.set_device_index(WORLD)
+    autopipe.plan(Wide(), WORLD, args=(torch.zeros(4, 8),))  # which one rank decides
+    assert torch.accelerator.current_device_index() == int(os.environ["LOCAL_RANK"])
 
 
 def the_links_are_probed():
