@@ -249,6 +249,14 @@ def complex_values(self: Any, x: Tensor) -> Tensor:
 
 
 @trap()
+def parts_that_are_set(self: Any, x: Tensor) -> Tensor:
+    z = torch.zeros(x.shape, dtype=torch.complex64)
+    z.real, z.imag = x, x.flip(1)
+    z[:, :2].imag = 3
+    return self.run(z.abs())
+
+
+@trap()
 def global_tensor(self: Any, x: Tensor) -> Tensor:
     return self.run(x + TABLE)
 

@@ -251,6 +251,24 @@ def _set(route: Route, original: Any) -> Any:
     return set_
 
 
+class _Part:
+    """A complex tensor's part. No mode sees that it is set: a write into a view of it, which modes do see."""
+
+    def __init__(self, route: Route, original: Any) -> None:
+        self.route = route
+        self.original = original
+
+    def __get__(self, tensor: torch.Tensor | None, cls: type | None = None) -> Any:
+        return self.original if tensor is None else self.original.__get__(tensor, cls)
+
+    def __set__(self, tensor: torch.Tensor, value: Any) -> None:
+        if self.route.active is None:
+            self.original.__set__(tensor, value)
+            return
+        part = self.original.__get__(tensor)
+        part.copy_(value) if isinstance(value, torch.Tensor) else part.fill_(value)
+
+
 def _as_subclass(route: Route, original: Any) -> Any:
     """A tensor as one of another class, which no mode sees: what that class does ends where a stage does."""
 
@@ -396,6 +414,7 @@ _PATCHES: tuple[tuple[Any, str, Maker], ...] = (
     (torch.Tensor, "__reduce_ex__", _reduced),
     (torch.Tensor, "as_subclass", _as_subclass),
     (torch.Tensor, "set_", _set),
+    *((torch.Tensor, part, _Part) for part in ("real", "imag")),
     (torch.autograd.forward_ad, "make_dual", _dual),
     *((torch.nested, name, _nested) for name in _NESTED),
     *TRANSFORMS,

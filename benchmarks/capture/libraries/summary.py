@@ -100,6 +100,7 @@ def section(data: Mapping[str, Any], n_listed: int) -> str:
             'pip install -c constraints.txt -e ".[tests]"  # in a venv of its own',
             "pip install --no-deps -r benchmarks/capture/libraries/requirements.txt",
             "rm -f $VIRTUAL_ENV/lib/python3*/site-packages/torchaudio/lib/*.so  # made for another torch",
+            "rm -rf $VIRTUAL_ENV/lib/python3*/site-packages/tests  # some packages install theirs",
             "python -m benchmarks.capture.libraries --json libraries.json    # or: timm torchvision",
             "python -m benchmarks.capture.libraries --report libraries.json  # results.json and this section",
             "```",
