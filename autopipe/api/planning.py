@@ -16,7 +16,7 @@ from torch import nn
 
 from .. import measure
 from ..costs import CostTable
-from ..errors import InfeasibleError, InputError, UndecidedError
+from ..errors import AutopipeError, InfeasibleError, InputError, UndecidedError
 from ..hardware import Cluster
 from ..plans import Plan
 from ..schema import written
@@ -108,7 +108,12 @@ def _check_room_ahead(
     fixed = {**options.recording.written, "dynamic": False}
     pieces = options.cut.n_microbatches if isinstance(options.cut.n_microbatches, int) else 1
     quick = capture(model, args, kwargs, **fixed)
-    check_room(quick.ops, ranks, **_asked(options, quick, ranks, pieces))
+    try:
+        check_room(quick.ops, ranks, **_asked(options, quick, ranks, pieces))
+    except InfeasibleError:
+        raise
+    except AutopipeError as error:  # ops that make sizes are not in it, which may be pinned
+        _logger.info("not checked ahead for room: %s", error)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from ..tracing import preserved
 from ..tracing.inputs.caches import switched_off
 from ..tracing.inputs.held_numbers import divided
 from ..tracing.inputs.structure import flatten, unflatten
+from ..tracing.state.example_data import hooks_kept_back
 from .build import renewed
 from .gradients import making
 from .losses import find_loss
@@ -148,7 +149,7 @@ def _observe(
     if loss is None or not loss.requires_grad:
         loss = _projection(leaves, seed)
     if loss.requires_grad:
-        with making():
+        with making(), hooks_kept_back(model.parameters()):
             loss.backward()
     gradients = {n: p.grad for n, p in model.named_parameters()}
     return _Observed(tuple(leaf.detach() for leaf in leaves), loss.detach(), gradients)

@@ -237,6 +237,22 @@ def test_parameters_that_no_forward_uses_need_no_room():
     assert split(model, memory_limit="2MiB").plan.n_stages == 2
 
 
+class Sized(Uneven):
+    """Has an op that makes a size, where sizes may vary, and parameters that no forward uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Linear(4096, 4096)
+
+    def forward(self, x):
+        return super().forward(x).reshape(x.shape[0] * 2, -1)
+
+
+def test_an_op_that_makes_a_size_may_be_pinned_where_room_is_looked_at_ahead():
+    size = next(op.name for op in autopipe.capture(Sized(), (torch.randn(16, 64),)).ops.compute if op.is_size)
+    assert split(Sized(), memory_limit="2MiB", pin={size: 1}).plan.n_stages == 2
+
+
 def test_ctrl_c_between_grains_keeps_the_plan_of_the_coarser_one(monkeypatch):
     once = autopipe.tracing.Capture.open
 

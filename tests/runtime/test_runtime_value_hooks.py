@@ -98,3 +98,16 @@ def test_a_hook_that_needs_a_gradient_leaves_sizes_free():
     model.zero_grad()
     pipe.runtime(loss_fn=lambda out, _: out.square().mean()).step(x)
     torch.testing.assert_close([p.grad for p in model.parameters()], expected)
+
+
+def test_hooks_on_a_weights_gradient_are_not_called_where_a_step_records_the_model_again():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+    x, called = torch.randn(6, 4, dtype=torch.float64), []
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2)
+    rt = pipe.runtime(loss_fn=lambda out, target: (out - target).square().mean())
+    model[0].weight.register_hook(lambda grad: called.append(grad.clone()))
+    model[2].weight.requires_grad_(False)
+    rt.step(x, target=x)
+    assert len(called) == 1
+    assert torch.equal(called[0], model[0].weight.grad)

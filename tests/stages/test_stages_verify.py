@@ -146,3 +146,17 @@ def test_a_model_that_holds_an_iterator_is_as_it_was_captured() -> None:
     pipe.verify()
     assert not pipe.graph.assumptions.changed()
     assert next(model.numbers) == 1
+
+
+def test_hooks_on_gradients_are_called_by_no_comparison() -> None:
+    """One may step an optimizer, and what is compared would be of other weights."""
+    model = nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, D))
+    x, called = torch.randn(6, D), list[str]()
+    weight = model[0].weight
+    weight.register_hook(lambda grad: called.append("on its gradient"))
+    weight.register_post_accumulate_grad_hook(lambda p: called.append("after it"))
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2)
+    pipe.verify()
+    assert called == []
+    model(x).sum().backward()
+    assert called == ["on its gradient", "after it"]

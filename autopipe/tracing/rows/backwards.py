@@ -22,6 +22,7 @@ from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from ..code.own_code import HOOKS, OwnCode
+from ..state.example_data import hooks_kept_back
 from .results import ALLOWED, EQUAL, Rows, axes, is_close
 
 __all__ = ["OwnBackwards", "mixed_in_backward"]
@@ -180,7 +181,8 @@ def _gradients(
 
     run(rows, look)
     seeds = [scale * _seed(tensor, axes_of[place], places) for place, tensor in made.items()]
-    found = torch.autograd.grad([*made.values()], weights, seeds, allow_unused=True)
+    with hooks_kept_back(weights):
+        found = torch.autograd.grad([*made.values()], weights, seeds, allow_unused=True)
     return [torch.zeros_like(w) if g is None else _dense(g) for w, g in zip(weights, found, strict=True)]
 
 

@@ -18,6 +18,7 @@ from ..calls.call import Call, Depends, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import plain_name, tensors
 from ..code.own_code import OwnCode
+from ..state.example_data import hooks_kept_back
 from .results import ALLOWED, Rows, axes, is_close, is_number
 
 __all__ = ["RowGradients", "gradient_of", "holds_back", "may_hold_back"]
@@ -261,7 +262,8 @@ def gradient_of(
     found: Sequence[Tensor | None] = [None] * len(weights)
     if seeds and weights:
         values, starts = zip(*seeds, strict=True)
-        found = torch.autograd.grad(values, weights, starts, retain_graph=True, allow_unused=True)
+        with hooks_kept_back(weights):
+            found = torch.autograd.grad(values, weights, starts, retain_graph=True, allow_unused=True)
     least = min((t.dtype for t in (*(t for t, _ in seeds), *weights)), key=lambda dtype: dtype.itemsize)
     each = (torch.zeros_like(w) if g is None else g for w, g in zip(weights, found, strict=True))
     return torch.cat([(g if g.layout is torch.strided else g.to_dense()).flatten().to(least) for g in each])

@@ -6,7 +6,7 @@ Running the model is left to ``session``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ __all__ = [
     "device_of",
     "doubled",
     "fresh",
+    "hooks_kept_back",
     "other_data",
     "projected",
     "united",
@@ -40,8 +41,27 @@ def projected(outputs: Sequence[Any], wanted: Sequence[torch.Tensor]) -> list[to
     if not roots or not wanted:
         return [None] * len(wanted)
     weights = [torch.linspace(0.5, 1.5, t.numel(), device=t.device).view(t.shape).to(t.dtype) for t in roots]
-    # kept, since the state of a model may hold the graph of an earlier call
-    return [*torch.autograd.grad(roots, wanted, weights, allow_unused=True, retain_graph=True)]
+    with hooks_kept_back(wanted):
+        # kept, since the state of a model may hold the graph of an earlier call
+        return [*torch.autograd.grad(roots, wanted, weights, allow_unused=True, retain_graph=True)]
+
+
+@contextlib.contextmanager
+def hooks_kept_back(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Within it no hook on the gradients of these is called: they are no step's."""
+    held = [
+        (living, dict(living))
+        for tensor in tensors
+        for living in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
+        if living
+    ]
+    for living, _ in held:
+        living.clear()  # the same object: its handles still remove from it
+    try:
+        yield
+    finally:
+        for living, kept in held:
+            living.update(kept)
 
 
 def device_of(model: nn.Module, *given: Any) -> torch.device:
