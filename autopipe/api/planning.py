@@ -102,8 +102,8 @@ def _check_room_ahead(
     if (room := room_bytes(ranks, options.solver.get("memory_limit"))) is None:
         return
     trains = options.cut.schedule != "forward-only"
-    held = (t.nbytes * (1 + (trains and t.requires_grad)) for t in (*model.parameters(), *model.buffers()))
-    if sum(held) <= room:
+    held = [t for t in (*model.parameters(), *model.buffers()) if not nn.parameter.is_lazy(t)]
+    if sum(t.numel() * t.element_size() * (1 + (trains and t.requires_grad)) for t in held) <= room:
         return
     fixed = {**options.recording.written, "dynamic": False}
     pieces = options.cut.n_microbatches if isinstance(options.cut.n_microbatches, int) else 1

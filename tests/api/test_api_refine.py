@@ -237,6 +237,12 @@ def test_parameters_that_no_forward_uses_need_no_room():
     assert split(model, memory_limit="2MiB").plan.n_stages == 2
 
 
+def test_room_is_looked_at_ahead_where_tensors_lie_otherwise():
+    model = Uneven()
+    model.register_buffer("sparse", torch.eye(64).to_sparse())
+    assert split(model, memory_limit="2MiB").plan.n_stages == 2
+
+
 class Sized(Uneven):
     """Has an op that makes a size, where sizes may vary, and parameters that no forward uses."""
 
