@@ -285,6 +285,23 @@ def test_what_is_not_held_against_the_model_is_run_in_evaluation_on_the_example(
     assert False in recorded
 
 
+@pytest.mark.parametrize("name", ["itself", "in its attributes", "elsewhere", "by a hook"])
+def test_what_code_that_stays_whole_does_in_evaluation_on_the_example_alone_is_seen(name, monkeypatch):
+    torch.manual_seed(5)
+    example = float(torch.randn(3, 4)[0, 0])
+    is_training = ASKED.get(name, ASKED["itself"])
+
+    def tell(self, x):
+        return [x] if not is_training(self, x) and float(x.detach()[0, 0]) == example else x
+
+    model = Told(tell, lambda teller, y: not isinstance(y, list))
+    if name == "by a hook":
+        model.teller = Teller(lambda self, x: x)
+        model.teller.register_forward_hook(lambda module, given, result: tell(module, result))
+    torch.manual_seed(5)
+    assert n_recordings(model, monkeypatch)[1] == [True, False, True]
+
+
 def test_numbers_that_follow_from_data_are_looked_at_on_the_example(monkeypatch):
     def tell(self, x):
         return x, float(x.detach().sum())

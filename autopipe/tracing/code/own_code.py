@@ -68,6 +68,11 @@ class OwnCode:
         """The names of globals and attributes that those ask for, and of the contexts that they run in."""
         return self._names(call.op == "call_module", call.target)
 
+    def may_go_by_mode(self, call: Call) -> bool:
+        """Whether code that stays whole, forward hooks among it, names the mode, as a text too."""
+        codes = (f.__code__ for f, _ in self.functions(call))
+        return "training" in self.names(call) or any("training" in _constants_in(code) for code in codes)
+
     def may_hook(self, path: str) -> bool:
         """Whether code of a layer, forward hooks among it, may put hooks on gradients of its values."""
         return not HOOKS.isdisjoint(self._names(True, path))

@@ -279,9 +279,11 @@ class Session:
     def is_evaluated(self, form: Recording, *, did_as_recorded: bool) -> bool:
         """Whether a form of both modes does in evaluation what was recorded in training.
 
-        That is asked on the example where no run on other data ``did_as_recorded``.
+        That is asked on the example where no run on other data ``did_as_recorded``, or where code that stays
+        whole may do otherwise in evaluation on the example alone.
         """
-        return not form.yet_to_evaluate or did_as_recorded or self.runs.is_for_both(self.attempt, form)
+        is_told = did_as_recorded and not any(map(self.code.may_go_by_mode, form.calls))
+        return not form.yet_to_evaluate or is_told or self.runs.is_for_both(self.attempt, form)
 
     def tried(self, evaluation: Recording) -> Tried | None:
         """The run in training with shifted numbers; None where none are made of sizes."""
