@@ -19,7 +19,7 @@ from autopipe.tracing.patches import memos
 from autopipe.tracing.state import loads, quick_check
 from autopipe.tracing.state.quick_check import are_same
 from autopipe.tracing.state.reach import reached
-from autopipe.tracing.state.state import generators
+from autopipe.tracing.state.state import _Held, generators
 
 COUNTS = {"calls": 0}
 NUMBER = 0
@@ -159,6 +159,22 @@ def test_what_a_run_left_is_gone_by_the_next_one(name):
         assert not snapshot.is_unchanged
         snapshot.start(model.training)
         assert gone() is None
+
+
+class Empty(dict):
+    """Is false whatever it holds."""
+
+    def __bool__(self):
+        return False
+
+
+def test_what_holds_something_and_is_false_is_put_back_and_named():
+    held = Empty(number=1)
+    before = _Held({"held": held})
+    held["number"] = 2
+    assert before.differing({"held": held}) == ["held"]
+    before.restore({"held": held})
+    assert dict.items(held) == {"number": 1}.items()
 
 
 def test_a_weight_that_is_no_number_is_no_change():

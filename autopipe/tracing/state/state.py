@@ -40,7 +40,9 @@ __all__ = [
 
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"}
 _SIMPLE = (int, float, str, bytes, bool, type(None))
-_NO_TENSORS = frozenset({*_SIMPLE, tuple, list, dict, set, collections.OrderedDict})
+_PLAIN = frozenset({list, dict, set, collections.OrderedDict})
+"""Kinds of containers that hold nothing where they are false."""
+_NO_TENSORS = frozenset({*_SIMPLE, tuple, *_PLAIN})
 _EMPTY = object()
 _NOTHING: dict[Any, Any] = {}
 """What a container that is empty holds."""
@@ -269,7 +271,7 @@ class _Held:
     def __init__(self, attributes: dict[str, Any]) -> None:
         self.values = dict(attributes)
         self.contents = [
-            (k, v, _content(v) if v else _NOTHING)  # as most do: hooks and registries of every module
+            (k, v, _content(v) if v or type(v) not in _PLAIN else _NOTHING)  # as hooks of every module
             for k, v in attributes.items()
             if isinstance(v, (dict, list, set))
         ]
