@@ -564,3 +564,24 @@ def test_what_is_ahead_of_a_tail_is_one_form_where_the_model_is_one_in_both_mode
     assert found.graphs[False] is found.graphs[True]
     assert asked
     assert all(forms[False] is forms[True] for forms in asked)
+
+
+class BeyondInTraining(nn.Module):
+    """Takes the mean of its rows from so many on, in training alone."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.most = most
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        return h - h.mean(0) if self.training and len(h) > self.most else h
+
+
+@pytest.mark.parametrize("most", [3, 20, 64, 1000])
+def test_a_limit_on_rows_in_training_alone_is_found(most: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), BeyondInTraining(most))
+    mixing = capture(model, (torch.randn(2, 4),), closed=["1"]).variation.mixing
+    assert not mixing.always
+    assert bool(mixing.training) is (most < 1000)

@@ -35,6 +35,7 @@ from .alike_layers import AlikeLayers
 from .backwards import OwnBackwards
 from .by_mode import Evaluated, InTraining, in_training
 from .class_weights import by_class_weights
+from .code_run import CodeRun
 from .data_dependent import Change, Watch
 from .inner_numbers import Around
 from .joining import joining
@@ -45,6 +46,7 @@ from .order import by_order
 from .pieces import fault_in_pieces
 from .results import Results, Rows, axes, is_close
 from .row_questions import Asked, first_found, if_told, mixed_in, of_other_signs
+from .thresholds import thresholds
 from .varied_data import of_other_sign
 
 __all__ = ["mixing", "rows_of"]
@@ -417,7 +419,11 @@ def _in_training(
     def run_in(training: bool) -> Rows:
         return rows_of(*form.told[:5], partial(start, training), alone=form.takes(2))
 
-    found = in_training(evaluated, form.form, run_in, form.device, own.look)
+    with CodeRun() as ran:
+        found = in_training(evaluated, form.form, run_in, form.device, own.look)
+    # two rows do not show what code does of more of them
+    limits = thresholds(form.code, form.form, 2, ran)
+    found = found._replace(is_other=found.is_other or any(map(form.code.may_go_by_mode, limits)))
     own.is_whole &= not found.is_other
     own.end()
     return found
