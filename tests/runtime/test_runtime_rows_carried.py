@@ -234,7 +234,9 @@ class Table(nn.Module):
 @pytest.mark.parametrize("writes", [False, True])
 def test_code_that_only_names_what_writes_is_called_twice_and_not_asked_further(monkeypatch, writes):
     runs = []
-    monkeypatch.setattr(per_call_state, "replay", lambda *told: runs.append(told) or replay(*told))
+    monkeypatch.setattr(
+        per_call_state, "replay", lambda *told, **how: runs.append(told) or replay(*told, **how)
+    )
     model = nn.Sequential(nn.Linear(4, 4), Table(2 if writes else 8), nn.Linear(4, 4))
     captured = autopipe.capture(model, (torch.randn(4, 4),), closed=["1"])
     mixing = captured.forms[True][0].variation.mixing

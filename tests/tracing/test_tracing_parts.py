@@ -58,15 +58,20 @@ class Stack(nn.Module):
         return x + bias
 
 
-def gathers(model: Stack) -> bool:
+def asked(model: Stack) -> tuple[Any, ...]:
+    """What ``varied_data.gathers`` is asked of the model in evaluation."""
     x = torch.randn(2, 4)
     found = capture(model, (x,), closed=[f"layers.{i}" for i in range(N_LAYERS)])
     made: Any = found.new_forms.made  # type: ignore[union-attr]
     form, variation = made.forms[False][0], made.variation
     dim = next(d for d in variation.dims if d.name == "batch")
-    model.eval()
+    return model.eval(), form, {"x": x}, dim, variation.shapes
+
+
+def gathers(model: Stack) -> bool:
+    told = asked(model)
     with torch.no_grad():
-        return varied_data.gathers(model, form, {"x": x}, dim, variation.shapes)
+        return varied_data.gathers(*told)
 
 
 @pytest.mark.parametrize(("does", "n_asked"), [(passed, 1), (grown, N_LAYERS), (by_weights, N_LAYERS)])
@@ -78,12 +83,11 @@ def test_alike_layers_run_once(does: Any, n_asked: int, monkeypatch: pytest.Monk
         ran[call.target] += call.op == "call_module"
         return run_call(model, constants, call, *told)
 
-    model = Stack(does, does, 0)
-    assert not gathers(model)
+    told = asked(Stack(does, does, 0))
     monkeypatch.setattr(varied_data, "run_call", noting)
-    assert not gathers(model)
-    asked = [n for n in ran.values() if n]
-    assert len(asked) == n_asked
+    with torch.no_grad():
+        assert not varied_data.gathers(*told)
+    assert len([n for n in ran.values() if n]) == n_asked
 
 
 @pytest.mark.parametrize("place", [0, 3, N_LAYERS - 1])
