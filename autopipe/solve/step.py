@@ -227,7 +227,9 @@ def shortest(found: Sequence[Answered], own: tuple[int, ...], deadline: float) -
     """The orders of ranks whose best bottlenecks' steps are shortest, in a part of the time; and one's own.
 
     The least bottleneck says little of them: where ranks are unlike, what waits for a slow one is its place.
-    Ctrl-C costs the steps that were still to come.
+    Yet the shortest of the least bottleneck is among them, and of orders with one step and one bottleneck,
+    which mostly differ in alike ranks' names, a second only where no others are left. Ctrl-C costs the steps
+    that were still to come.
     """
     until = clock_s() + _ORDERING * max(0.0, deadline - clock_s())
     steps_s = [math.inf] * len(found)
@@ -239,7 +241,11 @@ def shortest(found: Sequence[Answered], own: tuple[int, ...], deadline: float) -
                 loads = problem.loads(answer.stage_of)
                 steps_s[x] = plan_of(case, problem, answer, answer.stage_of, loads).step_s
     ranked = sorted(range(len(found)), key=steps_s.__getitem__)
-    return [found[x] for n, x in enumerate(ranked) if n < _KEPT_ORDERS or found[x][0].order == own]
+    bottlenecks = [answer.bottleneck_ns for _, _, answer in found]
+    least = min(ranked, key=bottlenecks.__getitem__)
+    unlike = set({(f"{steps_s[x]:.9g}", bottlenecks[x]): x for x in reversed(ranked)}.values())
+    kept = sorted(ranked, key=lambda x: (x != least, x not in unlike))[:_KEPT_ORDERS]
+    return [found[x] for x in ranked if x in kept or found[x][0].order == own]
 
 
 def plan_of(
