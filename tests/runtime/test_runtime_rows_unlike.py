@@ -1,4 +1,4 @@
-"""What mixes rows and does not show on two of them, nor while a weight is nought: it is refused."""
+"""What mixes rows and does not show on two of them, nor while a weight is nought: right or refused."""
 
 from __future__ import annotations
 
@@ -132,14 +132,51 @@ GATES: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("is_open", [True, False], ids=["open", "whole"])
-@pytest.mark.parametrize("kind", GATES)
-def test_rows_mixed_behind_a_weight_that_is_nought_are_refused(kind: str, is_open: bool) -> None:
+def mixed_by_likeness(h: Tensor) -> Tensor:
+    return (h @ h.T).softmax(-1) @ h
+
+
+@pytest.mark.parametrize("kind", ["number", "layer"])
+def test_rows_mixed_behind_a_weight_that_is_nought_are_refused_in_the_middle(kind: str) -> None:
     torch.manual_seed(0)
-    model = Gated(lambda h: (h @ h.T).softmax(-1) @ h, GATES[kind](), is_open=is_open)
-    step, _ = step_and_whole(model, torch.randn(6, 4).double())
+    step, _ = step_and_whole(
+        Gated(mixed_by_likeness, GATES[kind](), is_open=True), torch.randn(6, 4).double()
+    )
     with pytest.raises(InputError, match="gate holds other values"):
         step()
+
+
+@pytest.mark.parametrize("n_microbatches", [2, 4])
+@pytest.mark.parametrize(
+    ("kind", "is_open"), [(k, o) for k in GATES for o in (True, False) if not o or k in ("buffer", "truth")]
+)
+def test_rows_mixed_late_behind_a_weight_that_is_nought_have_the_whole_batch(
+    kind: str, is_open: bool, n_microbatches: int
+) -> None:
+    """While it is nought and after, on more rows than those of the example."""
+
+    def made() -> Gated:
+        torch.manual_seed(0)
+        return Gated(mixed_by_likeness, GATES[kind](), is_open=is_open).double()
+
+    def loss_of(output: Tensor, _: object) -> Tensor:
+        return output.square().mean()
+
+    model, plain, x = made(), made(), torch.randn(8, 4).double()
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=n_microbatches)
+    runtime = pipe.runtime(loss_fn=loss_of)
+    for value, n in ((0, 8), (0, 20), (1, 8), (1, 20)):
+        with torch.no_grad():
+            for gate in (model.gate, plain.gate):
+                gate.fill_(value)
+        x = torch.randn(n, 4).double()
+        found, loss = runtime.step(x).loss, loss_of(plain(x), None)
+        loss.backward()
+        torch.testing.assert_close(found.detach(), loss.detach(), rtol=1e-10, atol=0)
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
+        model.zero_grad()
+        plain.zero_grad()
 
 
 def test_a_weight_that_is_nought_ahead_of_rows_alone_is_right() -> None:
