@@ -500,6 +500,8 @@ class Runner:
 
     def _fail(self, error: BaseException) -> NoReturn:
         """Raise ``error``, or with peers the one cause that all of them report."""
+        for worker in self.engine.workers.values():
+            worker.replicas.after_backward()  # no other runtime of the model is to meet its hooks
         if error is self._agreed:
             raise error
         self.engine.fail(error)

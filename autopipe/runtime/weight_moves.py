@@ -23,7 +23,7 @@ from .files.safetensors_file import text_of
 from .reduce.hooks import n_hooks
 from .reduce.ties import own_of
 from .stage.setup import exchange
-from .weights.stale import is_guarded, unmark
+from .weights.stale import unmark
 from .wire.peers import Peers
 from .wire.plain_values import Unfit, dtype_of, dumps, loads, name_of
 
@@ -190,7 +190,7 @@ def _n_hooks(tensor: Tensor) -> int:
     with UnseenByFunctions():
         if tensor.is_meta or not isinstance(tensor, nn.Parameter):
             return 0
-        return n_hooks(tensor) - is_guarded(tensor)
+        return n_hooks(tensor)
 
 
 def _without_hooks(planned: Sequence[Move], everyone: Sequence[_Told]) -> list[str]:

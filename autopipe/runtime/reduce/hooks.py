@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,14 @@ from torch import Tensor, nn
 
 from ...errors import StepError
 
-__all__ = ["is_hooked", "n_hooks", "once_a_step"]
+__all__ = ["OwnHook", "is_hooked", "n_hooks", "n_hooks_after", "once_a_step"]
+
+
+class OwnHook(functools.partial[None]):
+    """A hook that a runtime has on a gradient for what comes between steps: in steps it does nothing.
+
+    It is no user's, also to other runtimes of the same model.
+    """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,13 +63,19 @@ def once_a_step(parameters: Sequence[nn.Parameter], place: Callable[[nn.Paramete
 
 
 def is_hooked(parameter: nn.Parameter) -> bool:
-    """Whether a parameter has hooks on its gradient."""
-    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+    """Whether a parameter has hooks of the user's on its gradient."""
+    return n_hooks(parameter) > 0
 
 
 def n_hooks(parameter: nn.Parameter) -> int:
-    """How many hooks a parameter has on its gradient."""
-    return len(parameter._backward_hooks or ()) + len(parameter._post_accumulate_grad_hooks or ())
+    """How many hooks of the user's a parameter has on its gradient."""
+    return len(parameter._backward_hooks or ()) + n_hooks_after(parameter)
+
+
+def n_hooks_after(tensor: Tensor) -> int:
+    """How many hooks it has that are to know when its gradient was added to."""
+    hooks = (tensor._post_accumulate_grad_hooks or {}).values()
+    return sum(not isinstance(hook, OwnHook) for hook in hooks)
 
 
 def _take(place: str, parameter: nn.Parameter) -> _Hooked:

@@ -27,6 +27,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ...graph import is_matrix
 from ...torch_private import backward, release, saves
+from ..reduce.hooks import n_hooks_after
 
 __all__ = ["Root", "WeightWork", "backward_input", "root_of"]
 
@@ -79,7 +80,7 @@ def backward_input(roots: Sequence[Root], grads: Sequence[Tensor], leaves: Seque
     spine = _Spine(roots, leaves)
     parts, early = spine.split()
     late = [p for _, _, ps in parts for p in ps]
-    if spine.is_in_one_piece or not late or any(p._post_accumulate_grad_hooks for p in (*early, *late)):
+    if spine.is_in_one_piece or not late or any(map(n_hooks_after, (*early, *late))):
         backward(roots, grads)
         return WeightWork([])
     for node, note, _ in parts:

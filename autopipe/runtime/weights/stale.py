@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import sys
 import zlib
@@ -27,6 +26,7 @@ from ...errors import StaleError
 from ...stages import Stage
 from ...stages.gradients import are_ours
 from ...torch_private import UnseenByFunctions
+from ..reduce.hooks import OwnHook
 
 if TYPE_CHECKING:
     from ...tracing import Capture
@@ -36,7 +36,6 @@ __all__ = [
     "absent",
     "filled",
     "guard",
-    "is_guarded",
     "mark",
     "readable",
     "shapes_of",
@@ -162,18 +161,10 @@ def guard(homes: Iterable[Home]) -> list[Any]:
     weights as they are.
     """
     return [
-        home.tensor.register_post_accumulate_grad_hook(
-            functools.partial(_refuse, home.name, home.rank, home.model)
-        )
+        home.tensor.register_post_accumulate_grad_hook(OwnHook(_refuse, home.name, home.rank, home.model))
         for home in homes
         if home.tensor.requires_grad and home.tensor.is_leaf
     ]
-
-
-def is_guarded(tensor: Tensor) -> bool:
-    """Whether :func:`guard` has a hook on it."""
-    hooks = (tensor._post_accumulate_grad_hooks or {}).values()
-    return any(isinstance(hook, functools.partial) and hook.func is _refuse for hook in hooks)
 
 
 def _refuse(name: str, rank: int, model: str, tensor: Tensor) -> None:
