@@ -14,7 +14,7 @@ import types
 from typing import Any
 
 from .restart import Function
-from .spans import span_at
+from .spans import whole_span_at
 
 __all__ = ["callee", "nodes", "written_at"]
 
@@ -68,9 +68,9 @@ def _runs(value: Any, frame: types.FrameType) -> bool:
 @functools.lru_cache(maxsize=1 << 12)
 def written_at(code: types.CodeType, at: int) -> ast.expr | None:
     """The expression that a frame of ``code`` is in the middle of, as it is written."""
-    line, end_line, column, end_column = span_at(code, at)
-    if line is None or end_line is None or column is None or end_column is None:
+    if (span := whole_span_at(code, at)) is None:
         return None
+    line, end_line, column, end_column = span
     lines = [s.encode() for s in linecache.getlines(code.co_filename)[line - 1 : end_line]]
     if len(lines) != end_line - line + 1:
         return None

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..state.global_names import codes_in, is_foreign, names_in
 from ..state.loads import attributes_loaded
 from .callees import nodes
-from .spans import span_at
+from .spans import whole_span_at
 
 __all__ = ["NamesRead", "kept_in"]
 
@@ -120,11 +120,10 @@ def _read_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[tuple[str,
 
 def kept_in(frame: types.FrameType, paths: Mapping[int, str], read: NamesRead) -> str:
     """The attribute, by path, into which alone goes what a frame is in the middle of computing; or ""."""
-    at = span_at(frame.f_code, frame.f_lasti)
-    if any(n is None for n in at):
+    if (at := whole_span_at(frame.f_code, frame.f_lasti)) is None:
         return ""
     line, end_line, column, end_column = at
-    span: Any = (line, column), (end_line, end_column)
+    span = (line, column), (end_line, end_column)
     around, later = _keeping(frame.f_code.co_filename, span)
     for keeping in around:
         if shown := _shown(keeping, frame, paths, read):

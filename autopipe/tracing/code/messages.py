@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from .callees import nodes
-from .spans import span_at
+from .spans import whole_span_at
 
 __all__ = ["CHECKERS", "called", "error_lines", "is_said", "is_told"]
 
@@ -52,10 +52,9 @@ def is_told(frame: types.FrameType) -> bool:
 
 def _place(frame: types.FrameType) -> _Span | None:
     """Where what a frame is in the middle of is written; None where its code does not say."""
-    at = span_at(frame.f_code, frame.f_lasti)
-    line, end_line, column, end_column = at
-    if line is None or end_line is None or column is None or end_column is None:
+    if (at := whole_span_at(frame.f_code, frame.f_lasti)) is None:
         return None
+    line, end_line, column, end_column = at
     return line, column, end_line, end_column
 
 

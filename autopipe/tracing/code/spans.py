@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import types
 
-__all__ = ["Span", "span_at"]
+__all__ = ["Span", "span_at", "whole_span_at"]
 
 Span = tuple[int | None, int | None, int | None, int | None]
 """The first line and the last, the first column and the last; None where the code does not say."""
@@ -27,3 +27,11 @@ def span_at(code: types.CodeType, at: int) -> Span:
     span = next(itertools.islice(code.co_positions(), at // 2, None))
     _known[id(code), at] = code, span
     return span
+
+
+def whole_span_at(code: types.CodeType, at: int) -> tuple[int, int, int, int] | None:
+    """The same; None where the code does not say all of it."""
+    line, end_line, column, end_column = span_at(code, at)
+    if line is None or end_line is None or column is None or end_column is None:
+        return None
+    return line, end_line, column, end_column

@@ -205,10 +205,7 @@ def is_late(model: nn.Module, form: Recording, names: Collection[str]) -> bool:
     for call in form.calls:
         if call.op != "output" and (call.name in names or any(id(c) in found for c in call.inputs)):
             found.add(id(call))
-    after = [c for c in form.calls if id(c) in found]
-    known = dict(model.named_parameters(remove_duplicate=False))
-    own = {id(p): p.numel() for p in _parameters(model, after, known)}
-    return sum(own.values()) <= MOST_PARAMETERS * max(1, sum(p.numel() for p in model.parameters()))
+    return _share(model, (c for c in form.calls if id(c) in found)) <= MOST_PARAMETERS
 
 
 def _norms(form: Recording, begun: Collection[str] = ()) -> list[str]:
@@ -269,9 +266,7 @@ def _layouts(views: Sequence[_View], names: frozenset[str]) -> dict[str, frozens
 
 
 def _too_large(model: nn.Module, views: Iterable[_View], names: frozenset[str]) -> str:
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    own = {id(p): p for view in views for p in view.parameters(names, parameters)}
-    share = sum(p.numel() for p in own.values()) / max(1, sum(p.numel() for p in model.parameters()))
+    share = _share(model, (c for view in views for c in view.calls if c.name in names))
     if share <= MOST_PARAMETERS:
         return ""
     return f"it is in the middle: what follows has {share:.0%} of the parameters"
@@ -499,21 +494,8 @@ class _View:
             return False
         if not self._count(call) and not isinstance(call.value, _NUMBERS):
             return False
-        if id(call) in self.made_of_rows and self._are_places(call):
-            return False
         is_same = all(_are_alike(*self._values(call, i)[:2]) for i in range(self._count(call)))
         return is_same and not any(t.requires_grad for t in tensors(call.value))
-
-    def _are_places(self, call: Call) -> bool:
-        """Whether a call gives whole numbers for rows: as their order, rows tried here may have the same."""
-        return any(
-            not self._is_float(call, i) and self._axis(call, i) is not None for i in range(self._count(call))
-        )
-
-    def parameters(self, names: Iterable[str], known: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
-        """Those that calls of these names use."""
-        own = {*names}
-        return _parameters(self.model, (c for c in self.calls if c.name in own), known)
 
     # -- a trial ------------------------------------------------------------------------------------
 
@@ -575,16 +557,14 @@ class _View:
         return result
 
 
-def _parameters(
-    model: nn.Module, calls: Iterable[Call], known: Mapping[str, nn.Parameter]
-) -> list[nn.Parameter]:
-    """Those that calls use, of the ``known``."""
-    out = []
+def _share(model: nn.Module, calls: Iterable[Call]) -> float:
+    """How many of a model's parameters calls use, as a share of all."""
+    known, own = dict(model.named_parameters(remove_duplicate=False)), dict[int, int]()
     for call in calls:
-        if call.op == "call_module":
-            out += list(model.get_submodule(call.target).parameters())
-        out += [known[c.target] for c in call.inputs if c.op == "get_attr" and c.target in known]
-    return out
+        used = [*model.get_submodule(call.target).parameters()] if call.op == "call_module" else []
+        used += [known[c.target] for c in call.inputs if c.op == "get_attr" and c.target in known]
+        own.update((id(p), p.numel()) for p in used)
+    return sum(own.values()) / max(1, sum(p.numel() for p in model.parameters()))
 
 
 def _rows_of(tensor: Tensor, axis: int, n: int, lies: bool) -> tuple[Tensor, ...]:

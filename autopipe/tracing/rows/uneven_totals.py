@@ -7,6 +7,7 @@ is made of it than sums and multiples. Seeing rows mixed is left to ``mixing``; 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -77,9 +78,14 @@ def uneven_totals(
     code that stays whole, without weights, is looked at as it runs on two rows and, if the form
     ``takes_three``, on three, which tells what has rows inside. What gives numbers counts where that fails.
     """
+
+    @functools.cache
+    def may_begin(call: Call) -> bool:
+        return is_late(code.model, form, {call.name})
+
     made = made_of_rows(form, {name for name, _ in dim.where})
     found, asked, totals = _bent(code, form, dim, shapes, made)
-    if not any(is_late(code.model, form, {c.name}) for c in (*found, *asked)):
+    if not any(map(may_begin, (*found, *asked))):
         return {}
     try:
         made = made_of_contents(code.model, form, given, dim, shapes)
@@ -88,8 +94,7 @@ def uneven_totals(
     except Exception as error:
         # any Python of the model, on rows it may not take
         _logger.debug("what stays whatever rows hold could not be seen: %s", error)
-    late = [c for c in (*found, *asked) if is_late(code.model, form, {c.name})]
-    asked = [c for c in asked if c in late]
+    late, asked = [*filter(may_begin, (*found, *asked))], [*filter(may_begin, asked)]
     even = {c for c in asked if id(c) not in totals}
     if asked and takes_three:
         even = _even_inside(code, form, run, asked, made, totals, device)
@@ -203,7 +208,6 @@ def _even_inside(
     bent, told = set[Call](), set[Call]()
 
     def look(call: Call, value: Any) -> None:
-        nonlocal bent, told
         if call in taken:
             values[call] = value
         if call not in run_again:
@@ -215,9 +219,10 @@ def _even_inside(
         args, kwargs = (map_calls(given, values.__getitem__) for given in (call.args, call.kwargs))
         with eager(), inside.reads, inside:
             run_call(code.model, form.constants, call, args, kwargs, {}, device)
-        if call in longer:
-            bent |= {call} if inside.is_bent else set()
-            told |= {call} if inside.is_told else set()
+        if call in longer and inside.is_bent:
+            bent.add(call)
+        if call in longer and inside.is_told:
+            told.add(call)
         longer[call] = inside
 
     try:
