@@ -16,6 +16,7 @@ import tqdm
 
 hypothesis.settings.register_profile("any pace", deadline=None)  # how fast a machine is fails no property
 hypothesis.settings.load_profile("any pace")
+gc.set_threshold(50_000)  # most of what imports and captures make stays; the search for garbage took a tenth
 tqdm.tqdm.monitor_interval = 0  # its thread outlives the test that shows progress, and may warn in another
 
 

@@ -1,4 +1,7 @@
-"""Calls of other kinds than the example's on two ranks, each given the batch or fed it; ``kind_ranks.py``."""
+"""Calls of other kinds than the example's on two ranks, each given the batch or fed it.
+
+``kind_ranks.py`` is one rank: each kind in one of the ways, or in each of them with ``all``.
+"""
 
 import copy
 import sys
@@ -12,16 +15,18 @@ from torch import nn
 import autopipe
 from autopipe.errors import InputError
 
+WAYS: tuple[dict, ...] = ({}, {"feed": 0}, {"schedule": "gpipe", "release": True})
+"""What runtimes are told beside the defaults."""
 
-def check(name: str) -> None:
+
+def check(name: str, options: dict) -> None:
     example, calls = KINDS[name]
-    for options in ({}, {"feed": 0}, {"schedule": "gpipe", "release": True}):
-        model, twin = model_and_twin()
-        pipe = autopipe.split(model, 2, kwargs=example, n_microbatches=3, costs="estimated")
-        rt = pipe.runtime(**options)
-        is_quiet = "feed" in options and dist.get_rank() != 0
-        check_calls(rt, model, twin, [example, *calls, example], is_quiet)
-        assert len(pipe.graph.kinds) > 1
+    model, twin = model_and_twin()
+    pipe = autopipe.split(model, 2, kwargs=example, n_microbatches=3, costs="estimated")
+    rt = pipe.runtime(**options)
+    is_quiet = "feed" in options and dist.get_rank() != 0
+    check_calls(rt, model, twin, [example, *calls, example], is_quiet)
+    assert len(pipe.graph.kinds) > 1
 
 
 def check_refused() -> None:
@@ -107,8 +112,10 @@ def check_refused_forms() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for name in sys.argv[1:] or KINDS:
-        check(name)
+    turns = range(len(WAYS)) if sys.argv[1:] == ["all"] else [0]
+    for i, name in enumerate(KINDS):
+        for turn in turns:
+            check(name, WAYS[(i + turn) % len(WAYS)])
     check_refused()
     check_refused_forms()
     dist.destroy_process_group()

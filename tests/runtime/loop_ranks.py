@@ -4,6 +4,8 @@
 """
 
 import contextlib
+import copy
+import functools
 import itertools
 import os
 import pathlib
@@ -90,15 +92,19 @@ class Plain:
         optimizer.load_state_dict(saved["optimizer"])
 
 
+@functools.cache
+def split(schedule):
+    torch.manual_seed(0)
+    model, x = Net().double(), data()[0]
+    return autopipe.split(model, 2, (x,), n_microbatches=4, costs="estimated", schedule=schedule)
+
+
 class Piped:
-    """A pipeline of it."""
+    """A pipeline of it: a copy of one that is split once."""
 
     def __init__(self, scaler=None, schedule="1f1b"):
-        torch.manual_seed(0)
-        self.model = Net().double()
-        self.pipe = autopipe.split(
-            self.model, 2, (data()[0],), n_microbatches=4, costs="estimated", schedule=schedule
-        )
+        self.pipe = copy.deepcopy(split(schedule))
+        self.model = self.pipe.model
         self.rt = self.pipe.runtime(loss_fn=mean_square, scaler=scaler)
 
     def train(self, mode):

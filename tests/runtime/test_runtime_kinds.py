@@ -170,8 +170,9 @@ def test_what_no_plan_has_a_place_for_is_refused():
 
 
 @pytest.mark.timeout(300)
-def test_on_ranks():
-    run_ranks(pathlib.Path(kind_ranks.__file__), 2, timeout_s=280)
+@pytest.mark.parametrize("ways", ["one each", pytest.param("all", marks=pytest.mark.slow)])
+def test_on_ranks(ways):
+    run_ranks(pathlib.Path(kind_ranks.__file__), 2, *(["all"] if ways == "all" else []), timeout_s=280)
 
 
 @pytest.mark.parametrize("name", ["labels given", "a new modality", "a number each step"])

@@ -24,17 +24,14 @@ class Deadlock(Exception):
     """Nobody can go on."""
 
 
-def needs(schedule, transfers, action):
+def needs(edges, action):
     """The messages and local actions an action waits for."""
-    edges = {(t.source, t.destination): False for t in transfers}
-    for t in transfers:
-        edges[t.source, t.destination] |= t.differentiable
-    out, m, s = [], action.microbatch, action.stage
+    m, s = action.microbatch, action.stage
     if action.kind == "F":
-        out += [("F", a, s, m) for a, b in edges if b == s]
-    elif action.kind in "BI":
-        out += [("B", b, s, m) for (a, b), back in edges.items() if a == s and back]
-    return out
+        return [Message("F", a, s, m) for a, b in edges if b == s]
+    if action.kind in "BI":
+        return [Message("B", b, s, m) for (a, b), back in edges.items() if a == s and back]
+    return []
 
 
 class Ranks:
@@ -43,17 +40,24 @@ class Ranks:
     def __init__(self, schedule, transfers, wire):
         chain = tuple(Transfer(s, s + 1) for s in range(schedule.n_stages - 1))
         self.schedule, self.wire = schedule, wire
-        self.transfers = chain if transfers is None else transfers
+        edges = collections.defaultdict(bool)
+        for t in chain if transfers is None else transfers:
+            edges[t.source, t.destination] |= t.differentiable
+        self.needs = {action: needs(edges, action) for row in schedule.actions for action in row}
         self.done = [set() for _ in wire.programs]
         self.received = [set() for _ in wire.programs]
 
     def ready(self, rank, action):
-        for kind, a, b, m in needs(self.schedule, self.transfers, action):
-            if self.schedule.placement[a] == rank:
-                assert any((a, k, m) in self.done[rank] for k in ("F" if kind == "F" else "BI")), action
-            elif Message(kind, a, b, m) not in self.received[rank]:
+        for message in self.needs[action]:
+            if self.schedule.placement[message.source] == rank:
+                assert self.is_made(rank, message), action
+            elif message not in self.received[rank]:
                 return False
         return True
+
+    def is_made(self, rank, message):
+        kinds = "F" if message.kind == "F" else "BI"
+        return any((message.source, k, message.microbatch) in self.done[rank] for k in kinds)
 
     def compute(self, rank, action):
         self.done[rank].add((action.stage, action.kind, action.microbatch))
@@ -61,9 +65,7 @@ class Ranks:
     def deliver(self, send_rank, send, recv_rank, recv):
         if send.message != recv.message:
             raise Crossed(f"{send} met {recv}")
-        kinds = "F" if send.message.kind == "F" else "BI"
-        made = [(send.message.source, k, send.message.microbatch) for k in kinds]
-        assert any(x in self.done[send_rank] for x in made), f"{send} before it is computed"
+        assert self.is_made(send_rank, send.message), f"{send} before it is computed"
         assert send.message not in self.received[recv_rank], f"{send} twice"
         self.received[recv_rank].add(send.message)
 
@@ -72,13 +74,9 @@ class Ranks:
             actions = [step.action for step in program if isinstance(step, Compute)]
             assert actions == list(self.schedule.actions[rank])
             assert len(self.done[rank]) == len(actions)
-        wanted = collections.Counter(
-            Message(kind, a, b, m)
-            for row in self.schedule.actions
-            for action in row
-            for kind, a, b, m in needs(self.schedule, self.transfers, action)
-            if self.schedule.placement[a] != self.schedule.placement[b]
-        )
+        place = self.schedule.placement
+        messages = itertools.chain(*self.needs.values())
+        wanted = collections.Counter(m for m in messages if place[m.source] != place[m.destination])
         assert collections.Counter(itertools.chain(*self.received)) == wanted
 
 
