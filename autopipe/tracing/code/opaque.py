@@ -194,13 +194,14 @@ def drawing(notice: Callable[[str], None], kinds: Collection[type]) -> Iterator[
     By whatever name the files of the model's classes, the ``kinds`` of its modules, have the function.
     """
     originals = [*_draws()]
-    noticed = {id(o): _noticed(o, f"{m.__name__}.{n}", notice) for m, n, o in originals}
+    noticed = {id(o): _noticed(o, m, n) for m, n, o in originals}
     places = [(vars(m), n, o) for m, n, o in originals]
     classes = {cls for kind in kinds for cls in kind.__mro__}
     for file in {cls.__module__ for cls in classes}:
         namespace = vars(sys.modules.get(file, types))
         if not file.startswith("torch."):
             places += [(namespace, n, v) for n, v in namespace.items() if id(v) in noticed]
+    _noticing.append(notice)
     try:
         for namespace, name, original in places:
             namespace[name] = noticed[id(original)]
@@ -208,11 +209,21 @@ def drawing(notice: Callable[[str], None], kinds: Collection[type]) -> Iterator[
     finally:
         for namespace, name, original in places:
             namespace[name] = original
+        _noticing.remove(notice)
 
 
-def _noticed(original: Callable[..., Any], name: str, notice: Callable[[str], None]) -> Callable[..., Any]:
+_noticing: list[Callable[[str], None]] = []
+"""Who is told of draws, the latest last."""
+
+
+@functools.cache
+def _noticed(original: Callable[..., Any], module: types.ModuleType, name: str) -> Callable[..., Any]:
+    """What stands in the place of a function that draws: made once, as there are many."""
+    shown = f"{module.__name__}.{name}"
+
     def draw(*args: Any, **kwargs: Any) -> Any:
-        notice(name)
+        if _noticing:
+            _noticing[-1](shown)
         return original(*args, **kwargs)
 
     return draw
