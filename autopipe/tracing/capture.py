@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim
+from .calls.members import buffers_in, parameters_in
 from .captured import Capture
 from .code.leaf_state import tell_left
 from .code.leaves import Policy
@@ -267,7 +268,7 @@ def _captured(
 
 def _check_parts(model: nn.Module) -> None:
     """Raise :class:`InputError` for a model with parts that no stage can have."""
-    lazy = [n for n, t in (*model.named_parameters(), *model.named_buffers()) if is_lazy(t)]
+    lazy = [n for n, t in (*parameters_in(model), *buffers_in(model)) if is_lazy(t)]
     if lazy:
         raise InputError(
             f"{type(model).__name__} has layers that take their sizes from the first data "

@@ -6,6 +6,7 @@ As few sizes are fixed as can be. One set of forms is left to ``forms``, compari
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,8 @@ from torch import nn
 
 from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim
-from .calls.call import Recording
+from .calls.call import Call, Recording
+from .calls.members import modules_in
 from .code.restart import Function, Method, Statement
 from .forms import CaptureForms
 from .forms_by_size import record_at_sizes
@@ -25,6 +27,7 @@ from .referee.referee import Referee
 from .runs.session import Session
 from .sizes.dims import resize
 from .sizes.explore import taken_beside
+from .sizes.unproven import Proofs
 from .sizes.variation import Variation
 from .state.example_data import are_close
 from .state.state import preserved
@@ -42,6 +45,9 @@ _FASTER = (
     "there, with zeros where a padding mask leaves places out, and stages do not; with "
     "enable_nested_tensor=False it takes the one that stages do"
 )
+
+_OTHERWISE_UNSEEN = nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer
+"""Layers of torch that take other ways in evaluation where nobody looks on, as a run without data does."""
 
 
 def validated_forms(
@@ -85,7 +91,8 @@ def validated_forms(
         if not dynamic and not referee.by_data <= by_data:  # with sizes free, what goes by them is seen
             by_data |= referee.by_data
             continue
-        if fault is None and not session.is_evaluated(forms[False], did_as_recorded=referee.did_as_recorded):
+        is_told, did_so = functools.partial(_is_told, session, made.proofs), referee.did_as_recorded
+        if fault is None and not session.is_evaluated(forms[False], is_told, did_as_recorded=did_so):
             session.distrust_short_cuts()
             continue
         if fault is None:
@@ -100,6 +107,21 @@ def validated_forms(
             return made
         if not session.distrust_short_cuts():
             session.close(fault.path, fault.why)
+
+
+def _is_told(session: Session, proofs: Proofs, call: Call) -> bool:
+    """Whether a call that does on other data in evaluation what was recorded does so on the example too.
+
+    It may not if its code names the mode, and goes by what the data hold: no layer does that runs without.
+    """
+    modes = session.runs.snapshot.modes_begun.get(False)
+    if call.op != "call_module" or modes is None:
+        return not session.code.may_go_by_mode(call)
+    inside = modules_in(session.model.get_submodule(call.target))
+    is_shown = not any(isinstance(m, _OTHERWISE_UNSEEN) for _, m in inside)
+    if is_shown and proofs.known(call, modes):
+        return True
+    return not session.code.may_go_by_mode(call) or (is_shown and proofs.of(call, modes))
 
 
 def with_more_sizes_free(

@@ -302,6 +302,23 @@ def test_what_code_that_stays_whole_does_in_evaluation_on_the_example_alone_is_s
     assert n_recordings(model, monkeypatch)[1] == [True, False, True]
 
 
+def test_what_names_the_mode_and_runs_without_data_is_not_run_again_on_the_example(monkeypatch):
+    asked, is_for_both = [], Runs.is_for_both
+    monkeypatch.setattr(Runs, "is_for_both", lambda *given: asked.append(0) or is_for_both(*given))
+    model = Told(lambda self, x: nn.functional.dropout(x, 0.2, self.training), lambda teller, y: True)
+    assert n_recordings(model, monkeypatch)[1] == [True]
+    assert not asked
+
+
+def test_what_takes_other_ways_where_nobody_looks_on_is_run_again_on_the_example(monkeypatch):
+    asked, is_for_both = [], Runs.is_for_both
+    monkeypatch.setattr(Runs, "is_for_both", lambda *given: asked.append(0) or is_for_both(*given))
+    model = Told(lambda self, x: self.attend(x * int(self.training or 1)), lambda teller, y: True)
+    model.teller.attend = nn.TransformerEncoderLayer(4, 2, 8)
+    assert n_recordings(model, monkeypatch)[1] == [True]
+    assert asked
+
+
 def test_numbers_that_follow_from_data_are_looked_at_on_the_example(monkeypatch):
     def tell(self, x):
         return x, float(x.detach().sum())

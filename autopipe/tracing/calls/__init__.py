@@ -6,5 +6,6 @@
   ``named``; words for it: ``describe``.
 - Knowledge about torch: ``functions`` (what each does), ``streams`` (which draw random numbers), ``labels``
   (losses that average over labels), ``derivatives`` (what those that a forward takes hang on).
+- Of models: ``members`` (their modules, parameters and buffers, listed).
 - What is alike: ``kinds`` (modules), ``likeness`` (recordings), ``sharing`` (leaves that run once for all).
 """

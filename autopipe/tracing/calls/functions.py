@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 from ...torch_private import FUNCTION_HOMES, export_flags, set_export_flags
 from ..inputs.contents import are_equal_tensors
 from .call import UNSAFE, Call, Depends
+from .members import buffers_in, modules_in
 from .named import Named, nameable
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "changes_itself",
     "classify",
     "holds_frozen",
+    "is_any_frozen",
     "is_cut_off",
     "is_numpy_scalar",
     "is_one_number",
@@ -309,9 +311,13 @@ def _storage(tensor: torch.Tensor) -> int | None:
 def holds_frozen(value: Any) -> bool:
     """Whether a value is, or a module has, a weight that takes no gradient and could."""
     is_module = isinstance(value, nn.Module)
-    held = [p for m in value.modules() for p in m._parameters.values()] if is_module else [value]
+    held = [p for _, m in modules_in(value) for p in m._parameters.values()] if is_module else [value]
     # a class asks at length whether another's object is one of its own
-    weights = (p for p in held if type(p) is nn.Parameter or isinstance(p, nn.Parameter))
+    return is_any_frozen([p for p in held if type(p) is nn.Parameter or isinstance(p, nn.Parameter)])
+
+
+def is_any_frozen(weights: Iterable[nn.Parameter]) -> bool:
+    """Whether one of some weights takes no gradient and could."""
     frozen = (p for p in weights if not p.requires_grad)
     return any(p.is_floating_point() or p.is_complex() for p in frozen)
 
@@ -371,8 +377,8 @@ class Versions:
 
         Batch norm's own kernels write its statistics without counting it.
         """
-        now = dict(module.named_buffers(prefix=path)) if self.entries else {}
-        owners = dict(module.named_modules(prefix=path)) if self.entries else {}
+        now = dict(buffers_in(module, path)) if self.entries else {}
+        owners = dict(modules_in(module, path)) if self.entries else {}
         for name, tensor, version, _ in self.entries:
             owner = owners[name.rpartition(".")[0]]
             tracks = training and owner.training and getattr(owner, "track_running_stats", False)

@@ -6,7 +6,7 @@ What follows from it is left to ``sharing`` and to the op graph.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 from .call import Call
 from .functions import tensors
+from .members import modules_in, parameters_in
 
 __all__ = ["Kind", "describe", "dtype_name", "is_own_number", "kind_of", "own_numbers"]
 
@@ -33,9 +34,10 @@ class Kind:
 def kind_of(model: nn.Module, path: str) -> Kind:
     """The kind of the module at ``path``; equal in layers of a stack."""
     module = model.get_submodule(path)
-    weights = str([(tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters()])
-    is_hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
-    return Kind(_configuration(module, path), weights, is_hooked)
+    weights = str([(tuple(p.shape), p.dtype, p.requires_grad) for _, p in parameters_in(module)])
+    inside = modules_in(module)
+    is_hooked = any(m._forward_hooks or m._forward_pre_hooks for _, m in inside)
+    return Kind(_configuration(inside, path), weights, is_hooked)
 
 
 def describe(value: Any) -> Any:
@@ -61,11 +63,11 @@ _PLAIN = (
 )  # fmt: skip
 
 
-def _configuration(module: nn.Module, path: str) -> str:
-    """Class and plain attributes of a module and everything below it; a layer's own number left out."""
+def _configuration(named: Iterable[tuple[str, nn.Module]], path: str) -> str:
+    """Class and plain attributes of a module and all ``named`` inside; a layer's own number left out."""
     numbers = own_numbers(path)
     parts = []
-    for name, inner in module.named_modules():
+    for name, inner in named:
         plain = {
             k: describe(v)
             for k, v in vars(inner).items()

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..calls.call import Call
 from ..calls.kinds import is_own_number, own_numbers
+from ..calls.members import modules_in
 from ..calls.named import is_code
 from ..inputs.contents import is_filled
 from ..state.global_names import is_foreign
@@ -90,8 +91,7 @@ class OwnCode:
     def _looks_own(self, is_module: bool, target: Any) -> bool:
         if not is_module:
             return is_code(target)
-        inside = self.model.get_submodule(target).modules()
-        return not all(map(is_torchs, inside))
+        return not all(is_torchs(m) for _, m in modules_in(self.model.get_submodule(target)))
 
     def _named(self, is_module: bool, target: Any) -> frozenset[str]:
         held = [held for held, _ in self._within(is_module, target)]
@@ -112,7 +112,7 @@ class OwnCode:
                 target = target.function
             return [(held, None) for held in _made_of([target])]
         found: dict[int, tuple[Any, Any]] = {}
-        for module in reversed([*self.model.get_submodule(target).modules()]):
+        for _, module in reversed(modules_in(self.model.get_submodule(target))):
             cls: Any = type(module)
             for held in (*_made_of([*_held_by(module)]), *self._of_class(cls)):
                 found.setdefault(id(held), (held, module))

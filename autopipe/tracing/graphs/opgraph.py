@@ -20,6 +20,7 @@ from ..calls.derivatives import derived
 from ..calls.functions import storages, tensors
 from ..calls.kinds import Kind, describe, dtype_name
 from ..calls.lifting import Closure
+from ..calls.members import buffers_in, parameters_in
 from ..calls.memory import written
 from ..calls.module_modes import in_modes
 from ..calls.named import Setter, qualified_name
@@ -78,10 +79,11 @@ def _modes(by_mode: Mapping[bool, Sequence[Recording]]) -> dict[str, Any]:
 def parameter_specs(model: nn.Module) -> tuple[ParameterSpec, ...]:
     """Every parameter and buffer once, under all its names."""
     found: dict[int, tuple[torch.Tensor, list[str], bool]] = {}
-    for is_buffer, named in (
-        (False, model.named_parameters(remove_duplicate=False)),
-        (True, model.named_buffers(remove_duplicate=False)),
-    ):
+    kinds: tuple[tuple[bool, Sequence[tuple[str, torch.Tensor]]], ...] = (
+        (False, parameters_in(model, is_once=False)),
+        (True, buffers_in(model, is_once=False)),
+    )
+    for is_buffer, named in kinds:
         for name, tensor in named:
             found.setdefault(id(tensor), (tensor, [], is_buffer))[1].append(name)
     return tuple(
@@ -116,7 +118,7 @@ class _Owned:
     def module(self, path: str) -> tuple[str, ...]:
         if path not in self.inside:
             module = self.model.get_submodule(path)
-            named = [*module.named_parameters(prefix=path), *module.named_buffers(prefix=path)]
+            named = (*parameters_in(module, path), *buffers_in(module, path))
             self.inside[path] = tuple(self.first[n] for n, _ in named)
         return self.inside[path]
 
@@ -245,7 +247,7 @@ def _held(op: Op) -> tuple[str, ...]:
 def _overlapping(model: nn.Module) -> list[set[str]]:
     """Names of parameters and buffers that share memory without being one tensor, where one is trained."""
     at: dict[int, list[tuple[int, int, str, bool]]] = {}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    for name, tensor in (*parameters_in(model), *buffers_in(model)):
         if nn.parameter.is_lazy(tensor) or not tensor.numel():
             continue
         for storage in storages(tensor):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..calls.members import modules_in
 from ..code.position import Position
 from ..inputs.structure import flatten
 from ..state.namespaces import Spaces
@@ -35,7 +36,7 @@ class Memos:
     """
 
     def __init__(self, model: nn.Module, classes: Iterable[type]) -> None:
-        own = ((vars(m), k, v) for m in model.modules() for k, v in vars(m).items() if type(v) is _KIND)
+        own = ((vars(m), k, v) for _, m in modules_in(model) for k, v in vars(m).items() if type(v) is _KIND)
         self.own = [(space, name, held, _Memo(held)) for space, name, held in own]
         among = ((cls, k, v) for cls in classes for k, v in vars(cls).items() if type(v) in _HELD)
         methods = [(cls, k, v) for cls, k, v in among if type(_function_of(v)) is _KIND]

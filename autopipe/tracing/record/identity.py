@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from ..calls.members import modules_in
 from ..inputs.contents import is_filled
 from ..state.reach import HOOKS
 
@@ -39,7 +40,7 @@ def compares(model: nn.Module) -> bool:
     That is functions that its modules hold, hooks among them, and what its classes and their files have under
     names to which those, ``forward`` and what Python calls by itself lead, from each to the next.
     """
-    modules = [*model.modules()]
+    modules = [m for _, m in modules_in(model)]
     held = (v for m in modules for v in vars(m).values() if type(v) in _CALLED)
     hooks = (h for m in modules for kind in HOOKS for h in vars(m).get(kind, {}).values())
     classes = frozenset(cls for m in modules for cls in type(m).__mro__[:-1])

@@ -22,6 +22,7 @@ from ...errors import CaptureError
 from ...torch_private import function_modes, pop_function_mode, push_function_mode
 from ..calls import functions
 from ..calls.call import UNSAFE, Call, Depends, Recording, calls_in, meta
+from ..calls.members import buffers_in, modules_in
 from ..calls.module_modes import in_modes
 from ..calls.perform import run_call
 from ..calls.sharing import Twins
@@ -265,7 +266,7 @@ class Recorder(TorchFunctionMode):
             return original(*args, **kwargs)
         is_all = outermost or not calls_otherwise(module)
         if self.at.stack and path and is_all and self.at.is_leaf(path):
-            inside = list(module.modules())
+            inside = [m for _, m in modules_in(module)]
             if not self.is_swapped(inside):
                 has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in inside)
                 with self.keeping.noting_filled() if has_hooks else contextlib.nullcontext():
@@ -325,9 +326,10 @@ class Recorder(TorchFunctionMode):
             call.op, call.target = "call_function", in_modes
             held = self.ledger.attribute(path, module, Depends.STATE)
             call.take((held, modes, frozen, *call.args), call.kwargs)
-        self._note_state(call, module, inside)
+        weights = [p for m in inside for p in m._parameters.values() if p is not None]
+        self._note_state(call, weights, inside)
         has_buffers = any(m._buffers for m in inside)
-        buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)) if has_buffers else {})
+        buffers = functions.Versions.of(dict(buffers_in(module, path)) if has_buffers else {})
         compiled = any(map(is_compiled, inside))
         run = functools.partial(type(module).__call__, module) if compiled else original
         gave: list[Any] = []
@@ -347,7 +349,6 @@ class Recorder(TorchFunctionMode):
             copied = twins.copy(key)
         counts = self.streams.counts.copy()
         before, hooks = self.keeping.before(path, inside), _hooks_of(inside)
-        weights = (p for m in inside for p in m._parameters.values())
         own = {id(t) for t in (*weights, *functions.tensors((args, kwargs)))}
         outside = self.opaque.drawn_outside()
         with self.foreign.to(own) as foreign:
@@ -370,14 +371,13 @@ class Recorder(TorchFunctionMode):
                 twins.keep(key, call, result, actual, draws if call.is_random else None)
         return dict_arguments.handed_back(gave[0], result, given) if gave and given else result
 
-    def _note_state(self, call: Call, module: nn.Module, inside: list[nn.Module]) -> None:
-        """Note what the call of a leaf hangs on, and how it runs."""
+    def _note_state(self, call: Call, weights: list[nn.Parameter], inside: list[nn.Module]) -> None:
+        """Note what the call of a leaf with these weights hangs on, and how it runs."""
         call.recompute = self.checkpointed.count > 0
-        state = (t for m in inside for t in (*m._parameters.values(), *m._buffers.values()))
-        has_state = any(t is not None for t in state)
+        has_state = bool(weights) or any(b is not None for m in inside for b in m._buffers.values())
         call.depends = self.ledger.depends(call) | (Depends.STATE if has_state else Depends.NOTHING)
         call.depends |= Depends.DATA if call.path in self.by_data else Depends.NOTHING
-        call.is_frozen = functions.holds_frozen(module)
+        call.is_frozen = functions.is_any_frozen(weights)
 
     def changed(self, before: functions.Versions, module: nn.Module, path: str) -> tuple[str, ...]:
         """The buffers of ``module`` that are not as they were."""

@@ -20,6 +20,7 @@ from torch import nn
 from ...errors import InputError
 from ..calls import regions
 from ..calls.call import Call, Recording
+from ..calls.members import modules_in
 from ..calls.perform import registered
 from ..code.leaves import lies_in_leaf
 from ..inputs.free_numbers import is_number
@@ -92,7 +93,7 @@ class Assumptions:
         self.taken, self.functions, self.replaced, self.tables = taken, functions, replaced, tables
         self.flags = {mode: dict(flags) for mode in _MODES}
         self.casts = {mode: {_casts()} for mode in _MODES}
-        self.opened = [(path, m) for path, m in model.named_modules() if is_open(path)]
+        self.opened = [(path, m) for path, m in modules_in(model) if is_open(path)]
         if found is None or not found.is_still(is_open):
             found = reached(model, is_open)
         self._contents = [(name, content, content()) for name in tables for content in [Content(model, name)]]

@@ -20,6 +20,7 @@ from torch import nn
 from ...errors import AutopipeError, CaptureError, InputError, ModelError
 from ..calls.call import Depends, Recording, Setting
 from ..calls.kinds import kind_of
+from ..calls.members import buffers_in, modules_in, parameters_in
 from ..calls.sharing import Twins
 from ..code import attributes, leaf_setters, opaque
 from ..code.kept import NamesRead
@@ -132,7 +133,7 @@ class Runs:
         self.casting: set[str] = set()
         self.of_leaves: set[tuple[str, str]] = set()
         self.by_data: set[str] = set()
-        held = [*model.named_parameters(), *model.named_buffers()]
+        held = [*parameters_in(model), *buffers_in(model)]
         self.held, self.modules = [t for _, t in held], [(path, m) for path, m, _ in snapshot.modules]
         self.names = {id(t): n for n, t in reversed(held)}
         self.paths = {id(m): n for n, m in self.modules}
@@ -261,7 +262,7 @@ class Runs:
         recorder.reads.names_read = self.names_read
         recorder.bounded.put_back = self.snapshot.tensors.keys()
         kept = recorder.opaque
-        modules = self.modules if restores else [*self.model.named_modules()]
+        modules = self.modules if restores else modules_in(self.model)
         # of what is led elsewhere than the example leads, no run of the model tells
         is_led = bool(outcomes) or setting != AS_GIVEN
         first = self.first_set.get(training, frozenset()) if is_led else frozenset()

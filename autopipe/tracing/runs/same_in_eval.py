@@ -15,6 +15,7 @@ from torch import nn
 
 from ..calls.call import Call, Recording, map_calls
 from ..calls.functions import Versions
+from ..calls.members import modules_in
 from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..inputs.contents import SIMPLE
@@ -90,7 +91,7 @@ def _shared(
     """What a call gives, or what a leaf that is alike has given."""
     if call.op != "call_module":
         return run()
-    inside = [*model.get_submodule(call.target).modules()]
+    inside = [m for _, m in modules_in(model.get_submodule(call.target))]
     key = twins.key(call.target, inside, call.region, (args, kwargs))
     if (copied := twins.copy(key)) is not None:
         return copied()

@@ -8,14 +8,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from ...errors import CaptureError, ModelError
-from ..calls.call import Recording, Setting
+from ..calls.call import Call, Recording, Setting
 from ..calls.likeness import is_same, may_be_same, prune
+from ..calls.members import modules_in
 from ..calls.sharing import quiet
 from ..code import statements
 from ..code.leaves import Policy
@@ -120,7 +121,7 @@ class Session:
 
     def best(self) -> dict[bool, list[Recording]]:
         """See :meth:`forms`; in the way that leaves most to cut."""
-        with patches.applied(self.model.modules()) as self.runs.route:
+        with patches.applied(m for _, m in modules_in(self.model)) as self.runs.route:
             try:
                 found = self.found()
                 if not self.obstacles:
@@ -168,7 +169,7 @@ class Session:
             divides=divides,
         )
         try:
-            with patches.applied(self.model.modules()) as self.runs.route:
+            with patches.applied(m for _, m in modules_in(self.model)) as self.runs.route:
                 return self.found()
         except (CaptureError, ModelError, HoldNumbers):
             self.attempt = before
@@ -276,14 +277,17 @@ class Session:
         self.has_taken |= is_taken
         return is_taken
 
-    def is_evaluated(self, form: Recording, *, did_as_recorded: bool) -> bool:
+    def is_evaluated(
+        self, form: Recording, is_told: Callable[[Call], bool], *, did_as_recorded: bool
+    ) -> bool:
         """Whether a form of both modes does in evaluation what was recorded in training.
 
-        That is asked on the example where no run on other data ``did_as_recorded``, or where code that stays
-        whole may do otherwise in evaluation on the example alone.
+        That is asked on the example where no run on other data ``did_as_recorded``, or where that of a call
+        ``is_told`` by none, as code that stays whole may do otherwise in evaluation on the example alone.
         """
-        is_told = did_as_recorded and not any(map(self.code.may_go_by_mode, form.calls))
-        return not form.yet_to_evaluate or is_told or self.runs.is_for_both(self.attempt, form)
+        if not form.yet_to_evaluate or (did_as_recorded and all(map(is_told, form.calls))):
+            return True
+        return self.runs.is_for_both(self.attempt, form)
 
     def tried(self, evaluation: Recording) -> Tried | None:
         """The run in training with shifted numbers; None where none are made of sizes."""

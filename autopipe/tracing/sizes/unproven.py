@@ -6,7 +6,7 @@ Code that stays whole may pick rows by what they hold. Checking such questions a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from ...units import Size
 from ..calls.call import Call, Depends, Recording, map_calls, meta
 from ..calls.kinds import Kind
 from ..calls.labels import label_options
+from ..calls.members import modules_in
 from ..calls.sharing import outline
 from ..code.leaves import is_atomic, is_compiled
 from .rerun import with_guards
@@ -35,17 +36,34 @@ class Proofs:
         self._model, self._kind = model, kind
         self._known: dict[Any, bool] = {}
 
-    def of(self, leaf: Call) -> bool:
-        """Whether a leaf runs without data in the mode that it is in now."""
-        module, kind = self._model.get_submodule(leaf.target), self._kind(leaf.target)
-        args, kwargs = (map_calls(given, lambda c: c.value) for given in (leaf.args, leaf.kwargs))
-        if kind.is_hooked:
-            return _runs_without_data(module, args, kwargs)
-        modes = tuple(m.training for m in module.modules())
-        key = kind, modes, leaf.region, outline((args, kwargs))
-        if key not in self._known:
-            self._known[key] = _runs_without_data(module, args, kwargs)
+    def of(self, leaf: Call, modes: Mapping[int, bool] | None = None) -> bool:
+        """Whether a leaf runs without data: in the ``modes`` of modules, by their ids, or as they are now."""
+        known = self.known(leaf, modes)
+        if known is not None:
+            return known
+        key, inside = self._key(leaf, modes), self._inside(leaf)
+        now = [m.training for m in inside]
+        _switch(inside, now if modes is None else [modes[id(m)] for m in inside])
+        self._known[key] = _runs_without_data(inside[0], *_given(leaf))
+        _switch(inside, now)
         return self._known[key]
+
+    def known(self, leaf: Call, modes: Mapping[int, bool] | None = None) -> bool | None:
+        """What :meth:`of` has found of it or of one like it; None of others, and where hooks are on it."""
+        return None if self._kind(leaf.target).is_hooked else self._known.get(self._key(leaf, modes))
+
+    def _key(self, leaf: Call, modes: Mapping[int, bool] | None) -> Any:
+        inside = self._inside(leaf)
+        then = tuple([m.training for m in inside] if modes is None else [modes[id(m)] for m in inside])
+        return self._kind(leaf.target), then, leaf.region, outline(_given(leaf))
+
+    def _inside(self, leaf: Call) -> list[nn.Module]:
+        return [m for _, m in modules_in(self._model.get_submodule(leaf.target))]
+
+
+def _given(leaf: Call) -> tuple[Any, Any]:
+    """What a leaf was given, without data."""
+    return map_calls(leaf.args, lambda c: c.value), map_calls(leaf.kwargs, lambda c: c.value)
 
 
 def unproven(model: nn.Module, form: Recording, proofs: Proofs) -> frozenset[int]:
@@ -103,35 +121,49 @@ def _doubted(model: nn.Module, form: Recording, proofs: Proofs, wanted: Collecti
     return doubted
 
 
+def _switch(modules: Iterable[nn.Module], modes: Iterable[bool]) -> None:
+    for module, mode in zip(modules, modes, strict=True):
+        if module.training is not mode:
+            module.training = mode
+
+
 def _runs_without_data(module: nn.Module, args: Any, kwargs: Any) -> bool:
     if is_compiled(module):
         return False
-    held = {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-    metas = {id(t): meta(t) for t in held.values()}
+    inside = [m for _, m in modules_in(module)]
+    places: list[dict[str, Any]] = [of for m in inside for of in (m._parameters, m._buffers)]
+    held = [(of, name, tensor) for of in places for name, tensor in of.items()]
+    metas = {id(t): meta(t) for _, _, t in held}
     try:
+        for of, name, tensor in held:
+            of[name] = metas[id(tensor)]
         with torch.no_grad(), _ByShape():
-            given = {name: metas[id(t)] for name, t in held.items()}
-            torch.func.functional_call(module, given, args, kwargs, tie_weights=False)
+            module(*args, **kwargs)
     except Exception:  # whatever it is: then nothing is proven
         return False
+    finally:
+        for of, name, tensor in held:
+            of[name] = tensor
     return True
 
 
+def _empty(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """What ``like.new_empty(shape)`` gives, which on meta is made in Python."""
+    return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+
 def _alike(input: Any, *_: Any, **__: Any) -> Any:
-    return input.new_empty(input.shape)
+    return _empty(input, input.shape)
 
 
 def _attended(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
-    return query.new_empty((*query.shape[:-1], value.shape[-1]))
+    return _empty(query, (*query.shape[:-1], value.shape[-1]))
 
 
 def _changed(input: Any, /, *others: Any, **options: Any) -> Any:
     if others or options or not input.is_floating_point():
         return NotImplemented
-    return input.new_empty(input.shape)
+    return _empty(input, input.shape)
 
 
 def _joined(input: Any = None, other: Any = None, /, *others: Any, **options: Any) -> Any:
@@ -148,7 +180,7 @@ def _joined(input: Any = None, other: Any = None, /, *others: Any, **options: An
     sizes = [{*column} - {1} for column in columns]
     if any(len(found) > 1 for found in sizes):
         return NotImplemented
-    return first.new_empty([next(iter(found), 1) for found in sizes])
+    return _empty(first, [next(iter(found), 1) for found in sizes])
 
 
 def _averaged(input: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
@@ -161,7 +193,7 @@ def _averaged(input: Any, dim: Any = None, keepdim: bool = False, **options: Any
         return NotImplemented
     shape = [*input.shape]
     shape[dim : dim + 1 or None] = [1] if keepdim else []
-    return input.new_empty(shape)
+    return _empty(input, shape)
 
 
 def _in_a_row(tensors: Any, dim: Any = 0, **options: Any) -> Any:
@@ -173,13 +205,13 @@ def _in_a_row(tensors: Any, dim: Any = 0, **options: Any) -> Any:
     if len(shapes) < len(tensors) or any(shape != shapes[0] for shape in shapes):
         return NotImplemented
     shapes[0].insert(dim % rank, length)
-    return tensors[0].new_empty(shapes[0])
+    return _empty(tensors[0], shapes[0])
 
 
 def _mapped(input: Any, weight: Any, bias: Any = None) -> Any:
     if weight.dim() != 2 or input.dtype is not weight.dtype or input.shape[-1:] != weight.shape[1:]:
         return NotImplemented
-    return input.new_empty((*input.shape[:-1], weight.shape[0]))
+    return _empty(input, (*input.shape[:-1], weight.shape[0]))
 
 
 _OF_ONE = ("cos", "exp", "neg", "rsqrt", "sigmoid", "sin", "sqrt", "tanh")

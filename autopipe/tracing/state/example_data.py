@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ...errors import InputError
+from ..calls.members import buffers_in, parameters_in
 from ..inputs.contents import are_told_alike
 from ..inputs.layout import copied, lying_as
 from ..inputs.structure import flatten, unflatten
@@ -81,7 +82,7 @@ def check_values(model: nn.Module, *given: Any) -> None:
             "up to one length (to_padded_tensor) and pass a mask"
         )
     held = {
-        "the model's parameters": [*model.parameters(), *model.buffers()],
+        "the model's parameters": [t for _, t in (*parameters_in(model), *buffers_in(model))],
         "the arguments": flatten(given)[0],
         "the tensors that are made here": [torch.empty(0, device="cpu")],
     }

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from ...errors import CaptureError
+from ..calls.members import modules_in
 from .cells import content
 from .reach import Reached
 
@@ -27,7 +28,7 @@ class Spent:
         self.put: list[Callable[[], None]] = []
         if not self.names:
             return
-        for holder in (*(vars(m) for m in model.modules()), *(h for _, _, h in found.holders)):
+        for holder in (*(vars(m) for _, m in modules_in(model)), *(h for _, _, h in found.holders)):
             self._aside(holder)
         for _, _, known, _ in found.files:
             self._aside(known)

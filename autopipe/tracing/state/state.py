@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from ... import accelerator
+from ..calls.members import buffers_in, modules_in, parameters_in
 from ..inputs.contents import are_equal_tensors
 from .cells import content
 from .iterators import Spent
@@ -71,16 +72,17 @@ class Snapshot:
         self.model, self.training = model, model.training
         self.reached = reached(model, is_first)
         self.spent = Spent(model, self.reached) if holds_back else None
-        self.modules = [(path, m, _Held(vars(m))) for path, m in model.named_modules()]
-        weights = [*model.parameters()]
+        self.modules = [(path, m, _Held(vars(m))) for path, m in modules_in(model)]
+        weights = [p for _, p in parameters_in(model)]
         self.weights = [(p, p.requires_grad) for p in weights]
         # a scripted module keeps its mode where its attributes do not show it
         self.scripted = [(m, m.training) for _, m, _ in self.modules if isinstance(m, torch.jit.ScriptModule)]
         self.beside = _Beside(self.reached)
+        buffers = (b for _, b in buffers_in(model))
         small = (t for t in (*weights, *(t for _, _, t in self.reached.tensors)) if _is_small(t))
         written = map(model.get_parameter, _WRITTEN.get(model, ()))
         self.tensors = {
-            id(t): (t, t.detach().clone()) for t in (*model.buffers(), *small, *written) if not _is_absent(t)
+            id(t): (t, t.detach().clone()) for t in (*buffers, *small, *written) if not _is_absent(t)
         }
         self.switches_plainly = all(_switches_plainly(m) for _, m, _ in self.modules)
         self.generators = [saved(g) for _, _, g in self.reached.generators]
@@ -89,7 +91,11 @@ class Snapshot:
         containers = (c for _, m, held in self.modules for c in (vars(m), *(v for _, v, _ in held.contents)))
         self.glance = self.beside.glance([*containers], [*self.tensors.values()])
         self._switches_flags_alone: bool | None = None
-        self.begun: dict[bool, Seen] = {} if self.scripted else {self.training: self.glance.seen()}
+        self.begun: dict[bool, Seen] = {}
+        self.modes_begun: dict[bool, dict[int, bool]] = {}
+        """By the model's mode, those of its modules, by their ids, where a run begins in it."""
+        if not self.scripted:
+            self._note_begun(self.training)
 
     def start(self, training: bool, seen: Seen | None = None) -> None:
         """Put everything back, and the model in a mode: quickly where little has changed.
@@ -102,7 +108,11 @@ class Snapshot:
         if self.model.training != training:
             switch(self.model, training)
         if not self.scripted and training not in self.begun:
-            self.begun[training] = self.glance.seen()
+            self._note_begun(training)
+
+    def _note_begun(self, training: bool) -> None:
+        self.begun[training] = self.glance.seen()
+        self.modes_begun[training] = {id(m): m.training for _, m, _ in self.modules}
 
     @property
     def is_unchanged(self) -> bool:

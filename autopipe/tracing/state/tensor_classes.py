@@ -11,6 +11,7 @@ from torch import nn
 
 from ...errors import InputError
 from ..calls.functions import tensors
+from ..calls.members import modules_in
 from ..inputs.structure import flatten
 
 __all__ = ["check_answers"]
@@ -51,7 +52,7 @@ def check_answers(model: nn.Module, *given: Any) -> None:
 
 def _held(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters, buffers, and tensors in attributes or in containers there, each by a name."""
-    for path, module in model.named_modules():
+    for path, module in modules_in(model):
         for name, value in (*module._parameters.items(), *module._buffers.items(), *vars(module).items()):
             if type(value) not in _PLAIN and name not in _OF_ALL:
                 yield from ((f"{path}.{name}".lstrip("."), t) for t in tensors(value))

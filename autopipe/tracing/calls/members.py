@@ -1,0 +1,70 @@
+"""The modules, parameters and buffers of a model, listed in one go: torch's own generators take several times
+as long, and each part of a capture asks for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+__all__ = ["buffers_in", "modules_in", "parameters_in"]
+
+
+def modules_in(model: nn.Module, prefix: str = "", *, is_once: bool = True) -> list[tuple[str, nn.Module]]:
+    """What ``named_modules`` gives, be it a module's own: each once, or under all paths.
+
+    >>> layer = nn.ReLU()
+    >>> [path for path, _ in modules_in(nn.Sequential(layer, nn.Sequential(layer, nn.Tanh())), "net")]
+    ['net', 'net.0', 'net.1', 'net.1.1']
+    """
+    out: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+    waiting = [(prefix, model)]
+    while waiting:
+        path, module = waiting.pop()
+        if is_once and id(module) in seen:
+            continue
+        if type(module).named_modules is not nn.Module.named_modules:
+            return [*model.named_modules(prefix=prefix, remove_duplicate=is_once)]
+        seen.add(id(module))
+        out.append((path, module))
+        if module._modules:
+            ahead = f"{path}." if path else ""
+            waiting += [(ahead + n, m) for n, m in [*module._modules.items()][::-1] if m is not None]
+    return out
+
+
+def parameters_in(
+    model: nn.Module, prefix: str = "", *, is_once: bool = True
+) -> list[tuple[str, nn.Parameter]]:
+    """What ``named_parameters`` gives: each once, or under all names."""
+    return _members(model, "named_parameters", lambda module: module._parameters, prefix, is_once)
+
+
+def buffers_in(model: nn.Module, prefix: str = "", *, is_once: bool = True) -> list[tuple[str, torch.Tensor]]:
+    """What ``named_buffers`` gives: each once, or under all names."""
+    return _members(model, "named_buffers", lambda module: module._buffers, prefix, is_once)
+
+
+def _members(
+    model: nn.Module,
+    method: Literal["named_parameters", "named_buffers"],
+    held: Callable[[nn.Module], Any],
+    prefix: str,
+    is_once: bool,
+) -> list[tuple[str, Any]]:
+    if getattr(type(model), method) is not getattr(nn.Module, method):
+        return [*getattr(model, method)(prefix=prefix, remove_duplicate=is_once)]
+    out: list[tuple[str, Any]] = []
+    seen: set[int] = set()
+    for path, module in modules_in(model, prefix, is_once=is_once):
+        if members := held(module):
+            ahead = f"{path}." if path else ""
+            for name, tensor in members.items():
+                if tensor is not None and not (is_once and id(tensor) in seen):
+                    seen.add(id(tensor))
+                    out.append((ahead + name, tensor))
+    return out
