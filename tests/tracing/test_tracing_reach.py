@@ -8,6 +8,7 @@ from torch import nn
 
 from autopipe.tracing import capture, preserved
 from autopipe.tracing.state.global_names import is_foreign
+from autopipe.tracing.state.reach import reached
 
 
 class Helper:
@@ -86,3 +87,44 @@ def test_a_capture_held_where_the_model_has_a_name_records_further_forms(monkeyp
 def test_modules_are_told_from_others_whose_names_begin_so():
     assert all(map(is_foreign, ("torch.nn", "numpy", "abc")))
     assert not any(map(is_foreign, ("torchlike.nets", "numpyish", "abcd", "loggings")))
+
+
+class Noting(nn.Module):
+    def noted(self, x):
+        return x
+
+    def other(self, x, kept=None):
+        return x
+
+    def forward(self, x):
+        return self.other(self.noted(x))
+
+
+def test_what_a_method_comes_to_hold_after_a_look_is_found_by_the_next(monkeypatch):
+    model, held, by_default = Noting(), [1], [2]
+
+    def found():
+        return {id(holder) for _, _, holder in reached(model).holders}
+
+    assert found().isdisjoint(map(id, (held, by_default)))
+    monkeypatch.setattr(Noting.noted, "held", held, raising=False)
+    monkeypatch.setattr(Noting.other, "__defaults__", (by_default,))
+    assert {id(held), id(by_default)} <= found()
+    monkeypatch.undo()
+    assert found().isdisjoint(map(id, (held, by_default)))
+
+
+NAMED_LATER = [3]
+
+
+def naming(self, x):
+    return x, NAMED_LATER
+
+
+def test_what_a_method_comes_to_name_after_a_look_is_found_by_the_next(monkeypatch):
+    model = Noting()
+    assert not any(holder is NAMED_LATER for _, _, holder in reached(model).holders)
+    monkeypatch.setattr(Noting.noted, "__code__", naming.__code__)
+    assert any(holder is NAMED_LATER for _, _, holder in reached(model).holders)
+    monkeypatch.undo()
+    assert not any(holder is NAMED_LATER for _, _, holder in reached(model).holders)

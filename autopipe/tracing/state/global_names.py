@@ -5,6 +5,8 @@ What they hold is left to ``reach``.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import sys
 import sysconfig
 import types
@@ -12,13 +14,31 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial, partialmethod, singledispatchmethod
 from typing import Any
 
+import torch
+
 from ..inputs.contents import is_filled
 from .cells import attributes, content
 from .loads import globals_loaded
 from .quick_check import are_same
 
-__all__ = ["codes_in", "come_to", "is_foreign", "is_users", "named", "names_in"]
+__all__ = [
+    "PLAIN",
+    "codes_in",
+    "come_to",
+    "is_bare",
+    "is_foreign",
+    "is_users",
+    "methods_of",
+    "named",
+    "names_in",
+    "names_in_class",
+]
 
+PLAIN = frozenset(
+    {int, float, str, bool, type(None), complex, bytes, torch.dtype, torch.device, torch.Size,
+     types.ModuleType, types.MethodWrapperType, slice, range}
+)  # fmt: skip
+"""Classes of values that hold nothing which code may change."""
 _FOREIGN = frozenset({"torch", "numpy", "builtins", "typing", "collections", "abc", "logging", "threading"})
 _STDLIB = sysconfig.get_path("stdlib")
 _INSTALLED = ("site-packages", "dist-packages")
@@ -99,7 +119,7 @@ class _Walk:
                 self.ask(thing.__code__, known)
             return [*map(content, thing.__closure__ or ()), getattr(thing, "__wrapped__", None)]
         if isinstance(thing, type):
-            return [*vars(thing).values(), *thing.__bases__] if self.is_followed(thing.__module__) else []
+            return self.inside_class(thing) if self.is_followed(thing.__module__) else []
         if isinstance(thing, (staticmethod, classmethod, types.MethodType)):
             return [thing.__func__]
         if isinstance(thing, property):
@@ -107,6 +127,34 @@ class _Walk:
         if isinstance(thing, _AROUND_FUNC):
             return [thing.func]
         return [(attributes(thing) or {}).get("__wrapped__"), type(thing)] if callable(thing) else []
+
+    def inside_class(self, cls: type) -> Iterable[Any]:
+        """What a class holds beside bare functions, whose names are noted all at once."""
+        methods = methods_of(cls)
+        self.seen.update(methods.bare)
+        for known, codes, asked, own in methods.asking:
+            if self.is_followed(known.get("__name__")):
+                self.ask_together(codes, asked, own, known)
+        return [*methods.others, *cls.__bases__]
+
+    def ask_together(
+        self,
+        codes: Iterable[types.CodeType],
+        asked: frozenset[str],
+        own: frozenset[str],
+        known: dict[str, Any],
+    ) -> None:
+        """What :meth:`ask` does of each of some code, which asks for these names in all."""
+        found = known.keys() & own
+        is_plain = _REACHES_FILES.isdisjoint(asked) and _ASKS_FOR_ALL.isdisjoint(asked)
+        if not is_plain or any(map(_is_users_module, map(known.get, found))):
+            for code in codes:
+                self.ask(code, known)
+            return
+        _, names = self.names.setdefault(id(known), (known, set()))
+        new = found - names
+        names |= new
+        self.waiting += map(known.get, new)
 
     def ask(self, code: types.CodeType, known: dict[str, Any]) -> None:
         """Code with the globals ``known`` asks for names of them, and for others of modules found there.
@@ -120,7 +168,7 @@ class _Walk:
         names |= new
         for name in found:
             value = known[name]
-            if isinstance(value, types.ModuleType) and is_users(value.__name__):
+            if _is_users_module(value):
                 self.ask_module(asked, value)
             elif name in new:
                 self.waiting.append(value)
@@ -132,6 +180,70 @@ class _Walk:
         new = (known.keys() & asked) - names
         names |= new
         self.waiting += [known[n] for n in new]
+
+
+class Methods:
+    """What a class holds, its functions told apart: most hold nothing beside their code, and there are many.
+
+    Attributes
+    ----------
+    bare: the functions that hold nothing, by id. others: all else that it holds.
+    rest: those of them, by name, that code may change or that may hold what it may.
+    asking: the globals of bare ones, with their code and the names that it asks for, and has of their file.
+    """
+
+    def __init__(self, cls: type) -> None:
+        held = vars(cls)
+        self._keys, self._values = [*held], [*held.values()]
+        functions = (v for v in self._values if type(v) is types.FunctionType)
+        self.bare = {id(f): f for f in functions if is_bare(f)}
+        self._parts = self._parts_now()
+        self.others = [v for v in self._values if id(v) not in self.bare]
+        named = ((n, v) for n, v in held.items() if id(v) not in self.bare and type(v) not in PLAIN)
+        self.rest = [(n, v) for n, v in named if isinstance(v, types.FunctionType) or not n.startswith("__")]
+        self.asking: list[tuple[dict[str, Any], list[types.CodeType], frozenset[str], frozenset[str]]] = []
+        for known in {id(f.__globals__): f.__globals__ for f in self.bare.values()}.values():
+            codes = [f.__code__ for f in self.bare.values() if f.__globals__ is known]
+            asked, own = (frozenset[str]().union(*each) for each in zip(*map(_names, codes), strict=True))
+            self.asking.append((known, codes, asked, own))
+
+    def is_still_of(self, cls: type) -> bool:
+        """Whether the class holds the same, and its bare functions nothing still."""
+        held = vars(cls)
+        if not are_same([*held.values()], self._values) or [*held] != self._keys:
+            return False
+        return are_same(self._parts_now(), self._parts) and not any(map(_own_attributes, self.bare.values()))
+
+    def _parts_now(self) -> list[Any]:
+        return [*itertools.chain.from_iterable(map(_parts, self.bare.values()))]
+
+
+_parts = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__name__")
+_own_attributes = operator.attrgetter("__dict__")
+_methods: dict[type, Methods] = {}
+_MOST_CLASSES = 1 << 10
+
+
+def methods_of(cls: type) -> Methods:
+    """What a class holds, looked at anew where that is other than it was."""
+    known = _methods.get(cls)
+    if known is None or not known.is_still_of(cls):
+        if len(_methods) > _MOST_CLASSES:
+            _methods.clear()
+        known = _methods[cls] = Methods(cls)
+    return known
+
+
+def is_bare(function: types.FunctionType) -> bool:
+    """Whether a function holds nothing beside its code."""
+    if function.__closure__ or function.__kwdefaults__ or function.__dict__:
+        return False
+    is_plain = not function.__defaults__ or PLAIN.issuperset(map(type, function.__defaults__))
+    return is_plain and function.__name__ not in names_in(function.__code__)
+
+
+def _is_users_module(value: Any) -> bool:
+    return isinstance(value, types.ModuleType) and is_users(value.__name__)
 
 
 _come_to: list[tuple[list[types.CodeType], list[str], list[Any], frozenset[str]]] = []
@@ -187,6 +299,20 @@ def codes_in(value: Any) -> Iterator[types.CodeType]:
             waiting.append(part.func)
         else:
             waiting += getattr(part, "__code__", None), getattr(part, "__wrapped__", None)
+
+
+_of_classes: dict[type, tuple[list[Any], frozenset[str]]] = {}
+"""By class, what it held when its code was looked for, and the names in that."""
+
+
+def names_in_class(cls: type) -> frozenset[str]:
+    """The names that the code of what a class itself holds asks for; looked for anew once it holds others."""
+    held = [*vars(cls).values()]
+    if cls not in _of_classes or not are_same(_of_classes[cls][0], held):
+        if len(_of_classes) > _MOST_CLASSES:
+            _of_classes.clear()
+        _of_classes[cls] = held, frozenset().union(*(names_in(c) for value in held for c in codes_in(value)))
+    return _of_classes[cls][1]
 
 
 def _has_code(value: Any) -> bool:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..calls.members import modules_in
 from ..inputs.contents import slots
 from .cells import (
     MOST_BYTES,
@@ -34,16 +35,12 @@ from .cells import (
     attributes,
     content,
 )
-from .global_names import is_foreign, is_users, named, names_in
+from .global_names import PLAIN, is_bare, is_foreign, is_users, methods_of, named, names_in
 from .quick_check import are_same
 
 __all__ = ["HOOKS", "Reached", "reached"]
 
 _MOST, _DEEPEST = 20_000, 6
-_PLAIN = frozenset(
-    {int, float, str, bool, type(None), complex, bytes, torch.dtype, torch.device, torch.Size,
-     types.ModuleType, types.MethodWrapperType, slice, range}
-)  # fmt: skip
 _OF_PYTHON = frozenset(
     {tuple, list, set, frozenset, property, staticmethod, classmethod, types.MethodType, partial}
 )  # fmt: skip
@@ -95,11 +92,11 @@ class Reached:
         if cls is types.BuiltinMethodType:
             value = value.__self__  # ``draw = generator.normal``
             cls = type(value)
-        if cls in _PLAIN or id(value) in self.seen or depth > _DEEPEST or len(self.seen) > _MOST:
+        if cls in PLAIN or id(value) in self.seen or depth > _DEEPEST or len(self.seen) > _MOST:
             return
         self.seen[id(value)] = value
         if cls is types.FunctionType:
-            if not _is_bare(value):
+            if not is_bare(value):
                 self._look_into(path, name, value, depth + 1)
         elif cls in _OF_PYTHON:
             self._look_into(path, name, value, depth + 1)
@@ -127,9 +124,10 @@ class Reached:
             return
         self.seen[id(cls)] = cls
         self.classes.append((path, cls.__qualname__, cls))
-        for name, value in list(vars(cls).items()):
-            if not name.startswith("__") or isinstance(value, types.FunctionType):
-                self.visit(path, f"{cls.__qualname__}.{name}", value, depth + 1)
+        methods = methods_of(cls)
+        self.seen.update(methods.bare)
+        for name, value in methods.rest:
+            self.visit(path, f"{cls.__qualname__}.{name}", value, depth + 1)
 
     def _look_into(self, path: str, name: str, value: Any, depth: int) -> None:
         if isinstance(value, (dict, list, set, collections.deque)):
@@ -138,7 +136,7 @@ class Reached:
             self.exhaustible.append((path, name, value))
             return
         for shown, inner in self._inside(path, name, value):
-            if type(inner) not in _PLAIN:
+            if type(inner) not in PLAIN:
                 self.visit(path, shown, inner, depth)
 
     def _inside(self, path: str, name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -146,9 +144,9 @@ class Reached:
         if isinstance(value, types.FunctionType):
             yield from self._inside_function(path, name, value)
         elif isinstance(value, dict):
-            yield from ((f"{name}[{k!r}]", v) for k, v in list(value.items()) if type(v) not in _PLAIN)
+            yield from ((f"{name}[{k!r}]", v) for k, v in list(value.items()) if type(v) not in PLAIN)
         elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-            yield from ((f"{name}[{i}]", v) for i, v in enumerate(value) if type(v) not in _PLAIN)
+            yield from ((f"{name}[{i}]", v) for i, v in enumerate(value) if type(v) not in PLAIN)
         elif isinstance(value, types.MethodType):
             yield name, (value.__self__, value.__func__)
         elif isinstance(value, (staticmethod, classmethod)):
@@ -186,19 +184,11 @@ class Reached:
             return
         if (held := attributes(value)) is not None:
             self.holders.append((path, name, held))
-            yield from ((f"{name}.{k}", v) for k, v in list(held.items()) if type(v) not in _PLAIN)
+            yield from ((f"{name}.{k}", v) for k, v in list(held.items()) if type(v) not in PLAIN)
         for key, slot in () if is_foreign(cls.__module__) else slots(value):
             cell = SlotCell(value, slot)
             self.cells.append((path, f"{name}.{key}", cell))
             yield f"{name}.{key}", content(cell)
-
-
-def _is_bare(function: types.FunctionType) -> bool:
-    """Whether a function holds nothing beside its code: most do, and there are many."""
-    if function.__closure__ or function.__kwdefaults__ or function.__dict__:
-        return False
-    is_plain = not function.__defaults__ or _PLAIN.issuperset(map(type, function.__defaults__))
-    return is_plain and function.__name__ not in names_in(function.__code__)
 
 
 def _is_namespace(value: Any) -> bool:
@@ -215,9 +205,9 @@ def reached(model: nn.Module, is_first: Callable[[str], bool] = lambda path: Tru
     out = Reached()
     files: dict[str, str] = {}
     classes: dict[type, str] = {}
-    for path, module in sorted(model.named_modules(), key=lambda held: not is_first(held[0])):
+    for path, module in sorted(modules_in(model), key=lambda held: not is_first(held[0])):
         for name, value in vars(module).items():
-            if name not in _REGISTRIES and type(value) not in _PLAIN:
+            if name not in _REGISTRIES and type(value) not in PLAIN:
                 out.sources.add(path)
                 out.visit(path, f"{path}.{name}".lstrip("."), value)
         for hook in [h for kind in HOOKS for h in vars(module).get(kind, {}).values()]:
@@ -233,14 +223,15 @@ def reached(model: nn.Module, is_first: Callable[[str], bool] = lambda path: Tru
     for cls, path in classes.items():
         if id(cls) not in out.seen:
             out.look_into_class(path, cls)
-    own = [*classes, *(f for f in out.seen.values() if isinstance(f, types.FunctionType))]
+    # classes are followed first, which have most of the functions
+    own = [*(f for f in out.seen.values() if isinstance(f, types.FunctionType)), *classes]
     for known, names in named(own, files):
         file = known["__name__"]
         path = files.get(file, "")
         out.files.append((path, file, known, names))
         for name in sorted(names):
             value = known[name]
-            if type(value) not in _PLAIN and id(value) not in out.seen:
+            if type(value) not in PLAIN and id(value) not in out.seen:
                 out.visit(path, f"{name} of {file}", value)
     out.first = set(filter(is_first, out.sources))
     out.places = out._places()

@@ -7,9 +7,7 @@ about rows anew is left to whoever cuts a batch.
 
 from __future__ import annotations
 
-import itertools
 import os
-import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .global_names import codes_in, is_foreign, names_in
+from ..calls.members import modules_in
+from .global_names import is_foreign, names_in_class
 from .reach import HOOKS, Reached, reached
 from .readers import OF_ALL, Reader, are_same, is_same, read_beside
 
@@ -42,13 +41,13 @@ class WholeLayers:
 
     def __init__(self, model: nn.Module, is_open: Callable[[str], bool], found: Reached) -> None:
         self._model = model
-        held = ((path, m) for path, m in model.named_modules() if not is_open(path))
+        held = ((path, m) for path, m in modules_in(model) if not is_open(path))
         self._layers = [(path, m) for path, m in held if not isinstance(m, torch.jit.ScriptModule)]
         self._held = [vars(m) for _, m in self._layers]
         # what open code reaches, code of these layers may reach as well
         self._beside = [Reader(name, read) for _, name, read in read_beside(found, ())]
-        code = itertools.chain.from_iterable(map(_codes, {type(m) for _, m in self._layers}))
-        if any(_ENVIRONMENT & names_in(c) for c in code):
+        classes = {cls for _, m in self._layers for cls in type(m).__mro__ if not is_foreign(cls.__module__)}
+        if not all(map(_ENVIRONMENT.isdisjoint, map(names_in_class, classes))):
             self._beside.append(Reader("the environment", _environment))
         training = model.training
         others = dict.fromkeys((path for path, _ in self._layers), not training)
@@ -64,7 +63,8 @@ class WholeLayers:
         """By name what is not as it was, with the path of its layer, if it is of one; empty as a rule."""
         differing: dict[str, str] = {}
         if not self._are_as_held():
-            for (path, then), now in zip(self._seen.items(), self._look().values(), strict=True):
+            for (path, m), (cls, before) in zip(self._layers, self._before(), strict=True):
+                then, now = dict(_named(cls, before)), dict(_named(type(m), vars(m)))
                 differing.update(dict.fromkeys(_differing(path, then, now), path))
         modes, known = self._modes_now(), self._modes[self._model.training]
         if modes != known:
@@ -86,7 +86,7 @@ class WholeLayers:
         inside = [held[name] for held in self._held for name in _INSIDE]
         self._empty, self._filled = [d for d in inside if not d], [d for d in inside if d]
         self._copies = [*map(dict, self._held), *map(dict, self._filled)]
-        self._kinds, self._seen = self._kinds_now(), self._look()
+        self._kinds = self._kinds_now()
         self._read = self._read_beside()
 
     def _are_as_held(self) -> bool:
@@ -103,9 +103,12 @@ class WholeLayers:
     def _modes_now(self) -> dict[str, bool]:
         return {path: m.training for path, m in self._layers}
 
-    def _look(self) -> dict[str, dict[str, Any]]:
-        """What is held, each under its name, by the path of its layer."""
-        return {path: dict(_named(m)) for path, m in self._layers}
+    def _before(self) -> Iterator[tuple[type, dict[str, Any]]]:
+        """The class that each layer is to have, and its attributes with what is to be inside them."""
+        n_layers = len(self._held)
+        inside = {id(d): copy for d, copy in zip(self._filled, self._copies[n_layers:], strict=True)}
+        for cls, held in zip(self._kinds, self._copies[:n_layers], strict=True):
+            yield cls, {**held, **{name: inside.get(id(held[name]), {}) for name in _INSIDE}}
 
 
 def _are_plainly_equal(now: Sequence[Any], then: Sequence[Any]) -> bool:
@@ -116,21 +119,13 @@ def _are_plainly_equal(now: Sequence[Any], then: Sequence[Any]) -> bool:
         return False
 
 
-def _codes(cls: type) -> Iterator[types.CodeType]:
-    """The code of a class of the model's or its user's."""
-    for each in cls.__mro__:
-        if not is_foreign(each.__module__):
-            for value in vars(each).values():
-                yield from codes_in(value)
-
-
 def _environment() -> tuple[str, ...]:
     return tuple([part for pair in os.environ.items() for part in pair])
 
 
-def _named(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    held = vars(module)
-    yield "its class", type(module)
+def _named(cls: type, held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What a layer of a class holds, each under its name."""
+    yield "its class", cls
     yield "its hooks", tuple([hook for kind in HOOKS for hook in held[kind].values()])
     for name, value in (*held["_modules"].items(), *held["_buffers"].items(), *held.items()):
         if name not in OF_ALL:
