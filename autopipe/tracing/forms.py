@@ -178,7 +178,7 @@ class CaptureForms:
         need to be right there."""
         tail = self.variation.tail
         names = {*tail.ops}
-        for form in (form for forms in self.forms.values() for form in forms):
+        for form in () if not names else (form for forms in self.forms.values() for form in forms):
             for call in form.calls:
                 if call.op != "output" and any(c.name in names for c in call.inputs):
                     names.add(call.name)

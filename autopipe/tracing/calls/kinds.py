@@ -72,7 +72,7 @@ def _configuration(named: Iterable[tuple[str, nn.Module]], path: str) -> str:
             k: describe(v)
             for k, v in vars(inner).items()
             if not k.startswith("_")
-            and isinstance(v, (int, float, str, tuple))
+            and issubclass(type(v), (int, float, str, tuple))
             and k != "training"
             and not is_own_number(k, v, numbers)
         }

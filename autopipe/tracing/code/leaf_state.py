@@ -160,9 +160,10 @@ def tell_left(model: nn.Module, names: Sequence[str]) -> None:
 
 
 def _content(value: Any) -> Any:
-    if isinstance(value, (list, dict)):
-        return [*(value.values() if isinstance(value, dict) else value)]
-    return len(value) if isinstance(value, set) else ()
+    kind = type(value)  # an object may say at length what class it is of
+    if issubclass(kind, (list, dict)):
+        return [*(value.values() if issubclass(kind, dict) else value)]
+    return len(value) if issubclass(kind, set) else ()
 
 
 def _is_same(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:

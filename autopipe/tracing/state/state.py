@@ -283,7 +283,7 @@ class _Held:
         self.contents = [
             (k, v, _content(v) if v or type(v) not in _PLAIN else _NOTHING)  # as hooks of every module
             for k, v in attributes.items()
-            if isinstance(v, (dict, list, set))
+            if issubclass(type(v), (dict, list, set))
         ]
 
     def restore(self, now: dict[str, Any]) -> None:
