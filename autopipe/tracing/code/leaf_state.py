@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...torch_private import dict_version
 from ..state.global_names import codes_in
 from ..state.loads import attributes_loaded
 from ..state.quick_check import are_same
@@ -60,6 +61,18 @@ def state_of(inside: Sequence[nn.Module]) -> LeafState:
     return out
 
 
+def _versions(inside: Sequence[nn.Module], state: LeafState) -> list[int]:
+    """Numbers that are others once an attribute or buffer is set; none where they do not tell all of a state.
+
+    That is where one holds others, which may change in it.
+    """
+    held = [each for m in inside for each in (vars(m), m._buffers)]
+    is_told = all(isinstance(each, dict) for each in held) and all(
+        content == () for _, content in state.values()
+    )
+    return [*map(dict_version, held)] if dict_version is not None and is_told else []
+
+
 def changed(before: LeafState, now: LeafState) -> Iterator[tuple[int, str]]:
     """The attributes that have another value by now."""
     for key, value in now.items():
@@ -84,6 +97,7 @@ class Keeping:
         self._paths, self._watched = paths, watched
         self._beginning: LeafState = {}
         self._by_leaf: dict[str, LeafState] = {}
+        self._counted: list[int] = []
         self.opened: Sequence[tuple[str, nn.Module]] = ()
         self.filled: set[tuple[str, str]] = set()
         self.is_any = False
@@ -103,13 +117,15 @@ class Keeping:
             at = self._paths.get(module)
             if at is not None and at not in self._watched:
                 raise WatchMethods(at)
+        self._counted = _versions(inside, now)
         return now
 
     def after(self, path: str, inside: Sequence[nn.Module], before: LeafState) -> bool:
         """Note what a leaf keeps after a call; whether, but for its first, that is other than ``before``."""
         is_first = path not in self._by_leaf
-        self._by_leaf[path] = state_of(inside)
-        is_set = next(changed(before, self._by_leaf[path]), None) is not None
+        is_as_counted = bool(self._counted) and _versions(inside, before) == self._counted
+        self._by_leaf[path] = before if is_as_counted else state_of(inside)
+        is_set = not is_as_counted and next(changed(before, self._by_leaf[path]), None) is not None
         self.is_any |= is_set
         if is_set and is_first:
             self.begun.add(path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -138,10 +139,16 @@ def calls_otherwise(module: nn.Module) -> bool:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether a module is scripted or wrapped by ``torch.compile``."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return True
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+    cls: Any = type(module)
+    return _is_of_compiled(cls)
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _is_of_compiled(cls: Any) -> bool:
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # there before any class that derives from its own
+    return issubclass(
+        cls, torch.jit.ScriptModule if dynamo is None else (torch.jit.ScriptModule, dynamo.OptimizedModule)
+    )
 
 
 @contextlib.contextmanager
