@@ -33,7 +33,7 @@ _FORKS.set_forkserver_preload(
     [
         "pytest",
         "autopipe.api",
-        "autopipe.runtime",
+        "autopipe.runtime.checkpoint.loading",
         "torch._dynamo",
         "torch._meta_registrations",
         "torch.distributed.fsdp",

@@ -270,10 +270,15 @@ def test_modules_with_odd_names(tmp_path):
                 x = layer(x)
             return x
 
-    _, runtime = runtime_of([Named(), nn.Linear(4, 4)])
+    model, runtime = runtime_of([Named(), nn.Linear(4, 4)])
+    wanted = copy.deepcopy(model.state_dict())
     optimizer = torch.optim.SGD(runtime.parameters(), 0.1)
     runtime.save(tmp_path / "c", optimizer=optimizer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
     runtime.load(tmp_path / "c", optimizer=optimizer)
+    assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
 
 
 def test_a_quota_leaves_the_earlier_save_whole(tmp_path):

@@ -268,9 +268,12 @@ def test_a_path_may_be_any_that_says_where_it_is(tmp_path):
         def __fspath__(self):
             return str(tmp_path / "c")
 
-    _, runtime = runtime_of()
+    model, runtime = runtime_of()
+    wanted = model.state_dict()
     runtime.save(Where())
-    runtime.load(pathlib.PurePath(tmp_path / "c"))
+    other, again = runtime_of(1)
+    again.load(pathlib.PurePath(tmp_path / "c"))
+    assert all(torch.equal(value, wanted[name]) for name, value in other.state_dict().items())
 
 
 def test_a_working_directory_that_is_gone_is_told_and_training_goes_on(tmp_path, monkeypatch):
