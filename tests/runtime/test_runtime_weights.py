@@ -174,12 +174,71 @@ def test_classes_that_weigh_unlike_give_the_loss_of_the_batch(place, caplog):
     assert "weighed exactly" not in caplog.text
 
 
-def test_a_models_own_weights_of_classes_that_the_example_does_not_show_are_warned_of(caplog):
+def test_a_models_own_weights_of_classes_that_the_example_does_not_show_weigh_its_batch(caplog):
     model, tokens = Classes("buffer").double(), torch.randint(0, 11, (7, 3))
     made = make(model, (tokens, torch.full((7, 3), 3)), {}, n_stages=2, n_microbatches=3)
+    labels = torch.randint(0, 5, (7, 3))
+    wanted = copy.deepcopy(model)(tokens, labels)
     with caplog.at_level(logging.WARNING, "autopipe"):
-        Runtime(*made).step(tokens, torch.randint(0, 5, (7, 3)))
-    assert "the weights of its classes are the model's" in caplog.text
+        assert abs(Runtime(*made).step(tokens, labels).loss - wanted.item()) < 1e-12
+    assert "the weights of its classes are the model's" not in caplog.text
+
+
+def chosen(labels):
+    labels = labels.clone()
+    labels[labels < 4] = -100
+    return labels
+
+
+def shifted(labels):
+    others = torch.full_like(labels, -100)
+    others[:, :-1].copy_(labels[:, 1:])
+    return others
+
+
+def through_a_view(labels):
+    labels = labels.clone()
+    labels.T[2:].fill_(-100)
+    return labels
+
+
+def input_itself(labels):
+    labels[labels < 4] = -100
+    return labels
+
+
+@pytest.mark.parametrize("write", [chosen, shifted, through_a_view, input_itself])
+def test_labels_that_are_written_into_count_as_they_are_then(write):
+    class Written(Language):
+        def forward(self, tokens, labels):
+            logits = self.head(torch.tanh(self.mix(self.emb(tokens))))
+            return {"loss": F.cross_entropy(logits.flatten(0, 1), write(labels).flatten())}
+
+    torch.manual_seed(0)
+    model = Written().double()
+    tokens, labels = ragged()
+    made = make(model, (tokens, labels.clone()), {}, n_stages=2, n_microbatches=3)
+    plain = copy.deepcopy(model)
+    wanted = plain(tokens, labels.clone())["loss"]
+    wanted.backward()
+    assert abs(Runtime(*made).step(tokens, labels).loss - wanted.item()) < 1e-12
+    assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12
+
+
+def test_weights_of_classes_that_are_written_into_weigh_as_they_are_then():
+    class Weighed(Language):
+        def forward(self, tokens, labels):
+            weight = torch.ones(self.vocab, dtype=torch.float64)
+            weight[:6] = 0.1
+            logits = self.head(torch.tanh(self.mix(self.emb(tokens))))
+            return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), weight)
+
+    torch.manual_seed(0)
+    model = Weighed().double()
+    tokens, labels = ragged()
+    made = make(model, (tokens, labels), {}, n_stages=2, n_microbatches=3)
+    wanted = copy.deepcopy(model)(tokens, labels)
+    assert abs(Runtime(*made).step(tokens, labels).loss - wanted.item()) < 1e-12
 
 
 def test_labels_may_be_left_out_by_a_number_that_sizes_make():

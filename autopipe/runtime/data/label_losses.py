@@ -6,7 +6,11 @@ Weighing microbatches by it is left to ``weights``.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+import operator
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,9 +34,9 @@ __all__ = ["LabelLoss", "Losses", "find_losses"]
 class LabelLoss:
     """One ``cross_entropy`` call of a form's graph: what it averages over labels with, and how it is made.
 
-    ``nodes`` lead from the inputs to what of its ``options`` the graph makes; ``fixed`` are values
-    of attributes they read, ``sizes`` formulas of those that are sizes of what the model computes,
-    in the dims of the form's ``variation``.
+    ``nodes`` lead from the inputs to what of its ``options`` the graph makes, and write into what they are
+    given where that ``is_written``; ``fixed`` are values of attributes they read, ``sizes`` formulas of those
+    that are sizes of what the model computes, in the dims of the form's ``variation``.
     """
 
     options: Mapping[str, Any]
@@ -40,6 +44,7 @@ class LabelLoss:
     fixed: Mapping[str, Any]
     sizes: Mapping[fx.Node, Size]
     variation: Variation
+    is_written: bool
 
     @property
     def is_sum(self) -> bool:
@@ -61,10 +66,10 @@ class LabelLoss:
                 values[node] = int(size_at(self.sizes[node], dims))
                 continue
             if node.op == "placeholder":
-                values[node] = batch.leaves[node.name][m]
+                values[node] = self._own(batch.leaves[node.name][m])
                 continue
             if node.op == "get_attr":
-                values[node] = _at(self.fixed[str(node.target)], here)
+                values[node] = self._own(_at(self.fixed[str(node.target)], here))
                 continue
             args = fx.map_arg(node.args, values.__getitem__)
             kwargs = fx.map_arg(node.kwargs, values.__getitem__)
@@ -77,6 +82,10 @@ class LabelLoss:
         if labels.is_floating_point():
             return labels.shape[0] if labels.ndim else 1
         return weight_of_labels(**known)
+
+    def _own(self, value: Any) -> Any:
+        """What nodes are given, as a copy where they write into it."""
+        return value.clone() if self.is_written and isinstance(value, Tensor) else value
 
 
 Losses = tuple[LabelLoss, ...] | None
@@ -100,7 +109,9 @@ def find_losses(capture: Capture, form: Form) -> tuple[Losses, str]:
         options = label_options(capture.model, node)
         if options is None:
             continue
-        behind = {n: _ancestors(v, sizes) for n, v in options.items() if isinstance(v, fx.Node)}
+        nodes_ahead = itertools.takewhile(functools.partial(operator.is_not, node), graph.nodes)
+        ahead = {n.name: n for n in nodes_ahead}
+        behind = {n: _ancestors(v, sizes, ahead) for n, v in options.items() if isinstance(v, fx.Node)}
         told = {n: all(x in sizes or _can_run(x, fixed) for x in nodes) for n, nodes in behind.items()}
         why = ""
         if "target" not in behind:
@@ -120,7 +131,8 @@ def find_losses(capture: Capture, form: Form) -> tuple[Losses, str]:
         needed = {node for nodes in behind.values() for node in nodes}
         read = {n: sizes[n] for n in needed & sizes.keys()}
         nodes = [n for n in graph.nodes if n in needed]
-        found.append(LabelLoss(options, nodes, fixed, read, form.variation))
+        is_written = any(n.meta.get("writers") for n in nodes)
+        found.append(LabelLoss(options, nodes, fixed, read, form.variation, is_written))
     return tuple(found), ""
 
 
@@ -149,12 +161,18 @@ def _at(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor) and not value.is_meta else value
 
 
-def _ancestors(node: fx.Node, known: Collection[fx.Node] = ()) -> dict[fx.Node, None]:
-    """A node and all behind it, but for what only ``known`` ones are made of."""
+def _ancestors(
+    node: fx.Node, known: Collection[fx.Node] = (), ahead: Mapping[str, fx.Node] = MappingProxyType({})
+) -> dict[fx.Node, None]:
+    """A node and all behind it, but for what only ``known`` ones are made of.
+
+    Of those ``ahead``, by name, what writes into the memory of any is among them.
+    """
     found, todo = {node: None}, [node]
     while todo:
         last = todo.pop()
-        for parent in () if last in known else last.all_input_nodes:
+        writers = (ahead[name] for name in last.meta.get("writers", ()) if name in ahead)
+        for parent in () if last in known else (*last.all_input_nodes, *writers):
             if parent not in found:
                 found[parent] = None
                 todo.append(parent)

@@ -40,6 +40,10 @@ def graph(recording: Recording) -> fx.Graph:
         for call in memory.together:
             meta = nodes[id(call)].meta
             meta["together"] = names | meta.get("together", frozenset())
+        writers = frozenset(c.name for c in memory.writes)
+        for call in memory.users:
+            meta = nodes[id(call)].meta
+            meta["writers"] = writers | meta.get("writers", frozenset())
     return out
 
 

@@ -21,7 +21,7 @@ from ...units import Size, symbol
 from ..calls.call import Call, Depends, Recording, map_calls
 from ..calls.describe import call_and_place
 from ..calls.functions import classify, plain_name, storages, tensors
-from ..calls.labels import label_options
+from ..calls.labels import can_be_counted, label_options
 from ..calls.perform import run_call
 from ..code.leaves import eager
 from ..code.own_code import OwnCode
@@ -183,8 +183,11 @@ def _is_linear(name: str, of: Sequence[bool]) -> bool:
 
 
 def _is_even_total(code: OwnCode, call: Call, of: Sequence[Call]) -> bool:
-    """Whether a call, of rows, is no mean over as many as data say but one over labels, which are counted."""
-    if not any(c.depends & Depends.DATA for c in of) or label_options(code.model, call) is not None:
+    """Whether a call, of rows, is no mean over as many as data say but one over labels, if these count."""
+    options = label_options(code.model, call)
+    if options is not None and options["reduction"] == "mean":
+        return can_be_counted(code.model, options)
+    if options is not None or not any(c.depends & Depends.DATA for c in of):
         return True
     if call.op == "call_module":
         return getattr(code.model.get_submodule(str(call.target)), "reduction", "sum") == "sum"
