@@ -74,6 +74,19 @@ class Hooking(nn.Module):
         return x
 
 
+class Packing(nn.Module):
+    """A layer that saves for its backward less than it computed with."""
+
+    def __init__(self, pack):
+        super().__init__()
+        self.linear, self.pack = nn.Linear(4, 4), pack
+
+    def forward(self, x):
+        x = self.linear(x)
+        with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda packed: packed):
+            return torch.tanh(x)
+
+
 def hook_on(x, hook):
     if x.requires_grad:
         x.register_hook(hook)
@@ -146,6 +159,14 @@ def limited(gradient):
     return gradient.clamp(-1e-3, 1e-3) * 2
 
 
+def rounded(tensor):
+    return (tensor * 8).round() / 8
+
+
+def rounded_by_the_largest(tensor):
+    return rounded(tensor / tensor.abs().max()) * tensor.abs().max()
+
+
 class Words(nn.Module):
     """The mean of words' entries in a table, through a layer, and maybe a function in its own forward."""
 
@@ -175,6 +196,7 @@ MIXED = {
         lambda: Words(layer=Hooking(averaged, is_inside=True)),
         "the backward of layer",
     ),
+    "what is saved": (lambda: Words(layer=Packing(rounded_by_the_largest)), "the backward of "),
     **{
         f"a hook set by {sets}": (lambda s=sets: Words(layer=Passing(s, normed)), "the backward of layer")
         for sets in ("method", "function", "ahead", "within")
@@ -187,6 +209,7 @@ ALONE = {
     "a layer's hook": lambda: Words(layer=Hooking(limited, is_inside=True)),
     "a hook on a layer": lambda: Words(layer=Hooking(limited, is_inside=False)),
     "a hook set by a function": lambda: Words(layer=Passing("function", limited)),
+    "what is saved": lambda: Words(layer=Packing(rounded)),
     "a frozen table": lambda: Words(
         table=nn.Embedding(9, 4, scale_grad_by_freq=True).requires_grad_(requires_grad=False)
     ),

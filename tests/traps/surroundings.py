@@ -72,6 +72,28 @@ def default_dtype_asked(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if torch.get_default_dtype() is torch.float64 else x)
 
 
+@contextlib.contextmanager
+def other_backends() -> Iterator[None]:
+    """Flags of torch's backends as they are not by default."""
+    matmul, mkldnn = torch.backends.cuda.matmul, torch.backends.mkldnn
+    before = matmul.allow_tf32, mkldnn.enabled
+    matmul.allow_tf32, mkldnn.enabled = not before[0], not before[1]
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, mkldnn.enabled = before
+
+
+@trap(around=other_backends)
+def flag_of_a_backend_asked(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if torch.backends.mkldnn.enabled else x)
+
+
+@trap(around=other_backends)
+def flag_of_products_asked(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if torch.backends.cuda.matmul.allow_tf32 else x)
+
+
 @trap(around=deterministic)
 def determinism_asked(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if torch.are_deterministic_algorithms_enabled() else x)

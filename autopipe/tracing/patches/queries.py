@@ -62,6 +62,34 @@ def _asked(name: str) -> Maker:
     return make
 
 
+def _flag(route: Route, original: Any) -> Any:
+    """A flag of torch's backends is being read, as ``torch.backends.cudnn.benchmark``."""
+
+    def __get__(self: Any, owner: Any, kind: Any = None) -> Any:
+        result = original(self, owner, kind)
+        recorder = route.active
+        if recorder is not None and recorder.at.is_own_code():
+            name = next((n for n, flag in vars(type(owner)).items() if flag is self), "flag")
+            recorder.reads.flags[f"{owner.__name__}.{name}"] = self.getter, result
+        return result
+
+    return __get__
+
+
+def _matmul_flag(route: Route, original: Any) -> Any:
+    """A flag of cuBLAS is being read, as ``torch.backends.cuda.matmul.allow_tf32``."""
+
+    def __getattr__(self: Any, name: str) -> Any:
+        result = original(self, name)
+        recorder = route.active
+        if recorder is not None and recorder.at.is_own_code():
+            read = functools.partial(original, self, name)
+            recorder.reads.flags[f"torch.backends.cuda.matmul.{name}"] = read, result
+        return result
+
+    return __getattr__
+
+
 def _variable(route: Route, original: Any) -> Any:
     """An environment variable is being read, whether it is set or not."""
 
@@ -139,6 +167,8 @@ ASKED: tuple[tuple[Any, str, Maker], ...] = (
     *((torch, name, _asked(f"torch.{name}")) for name in _FLAGS),
     *((torch.backends.cuda, name, _asked(f"torch.backends.cuda.{name}")) for name in _BACKENDS),
     *((torch.distributed, name, _asked(f"torch.distributed.{name}")) for name in _PROCESS_GROUPS),
+    (torch.backends.ContextProp, "__get__", _flag),
+    (type(torch.backends.cuda.matmul), "__getattr__", _matmul_flag),
     (type(os.environ), "__getitem__", _variable),
     (builtins, "open", _opened),
     (io, "open", _opened),

@@ -1,8 +1,8 @@
 """Whether rows of a batch depend on one another in the backward alone, where each forward is its own.
 
 An embedding may divide its gradient by how often the batch names an entry, and a ``Function`` that is not
-torch's own, or a hook on the gradient of a tensor or module, make anything of it. What forwards do to rows is
-left to ``mixing``.
+torch's own, or a hook on the gradient of a tensor or module or on what is saved for it, make anything of it.
+What forwards do to rows is left to ``mixing``.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _Made = tuple[Call, int, int]
 """A call, the place of a tensor that it makes, and the axis along which rows lie there."""
 _BY_FREQUENCY = "scale_grad_by_freq"
+_HOOKING = HOOKS | {"saved_tensors_hooks"}
 
 
 class OwnBackwards:
@@ -78,10 +79,11 @@ def mixed_in_backward(
     """The calls in whose backward rows are mixed, by name, each in words.
 
     ``run`` runs the form on rows a and b. Only calls with a backward that is not torch's own, or goes by the
-    whole batch, are asked, and none of the ``tail``, which has that: the gradients of row a alone are to be
-    the same beside b as beside a, and beside two b where the form ``takes_more`` rows by one, and those of
-    both rows together the sum of each one's. All are asked at once; where rows are mixed, one by one. What
-    has no rows, as a loss, gets a part of its gradient from each microbatch: it is to hand on that part.
+    whole batch, are asked, and none of the ``tail``, which has that: the gradients of each row alone are to
+    be the same beside the other as beside itself, those of a beside two b where the form ``takes_more`` rows
+    by one, and those of both rows together the sum of each one's. All are asked at once; where rows are
+    mixed, one by one. What has no rows, as a loss, gets a part of its gradient from each microbatch: it is to
+    hand on that part.
     """
     found: dict[str, str] = {}
     if not (own.is_whole or _may_mix(own.code, form)):
@@ -118,12 +120,14 @@ def _may_mix(code: OwnCode, form: Recording) -> bool:
 
 
 def _is_hooked(code: OwnCode, call: Call) -> bool:
-    """Whether code within a call may hook on gradients of what it computes."""
+    """Whether code in or around a call may hook on gradients of what it computes, or on what is saved."""
+    if call.region is not None and call.region.saved is not None:
+        return True
     if call.op == "call_module":
         inside = code.model.get_submodule(str(call.target)).modules()
         if any(m._backward_hooks or m._backward_pre_hooks for m in inside):
             return True
-    return code.is_own(call) and not HOOKS.isdisjoint(code.names(call))
+    return code.is_own(call) and not _HOOKING.isdisjoint(code.names(call))
 
 
 def _functions(kind: type) -> Iterator[type]:
@@ -150,12 +154,12 @@ def _is_odd(node: Node) -> bool:
 
 
 def _are_mixed(run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor], beside: Sequence[str]) -> bool:
-    """Whether gradients of what calls make are not those of rows alone, of row a ``beside`` others too."""
+    """Whether gradients of what calls make are not those of rows alone, of row a ``beside`` some too."""
     made = functools.partial(_gradients, run, asked, weights)
-    first, both = made("ab", (0,)), made("ab", (0, 1))
-    summed = [a + b for a, b in zip(first, made("ab", (1,)), strict=True)]
+    first, second, both = (made("ab", places) for places in ((0,), (1,), (0, 1)))
+    summed = [a + b for a, b in zip(first, second, strict=True)]
     is_first = all(_are_close(first, made(rows, (0,))) for rows in beside)
-    return not (is_first and _are_close(both, summed))
+    return not (is_first and _are_close(second, made("bb", (1,))) and _are_close(both, summed))
 
 
 def _hands_on_parts(run: Rows, asked: _Made, weights: Sequence[Tensor]) -> bool:
