@@ -6,7 +6,7 @@ import re
 import pytest
 from processes import finish, start
 
-SCRIPT = pathlib.Path(__file__).with_name("runtime_ranks.py")
+SCRIPT = pathlib.Path(__file__).parents[1] / "runtime_ranks.py"
 LIMIT_S, MARGIN_S = 4, 25
 """The ranks' ``stall_limit_s``, and how long after it all have to know at the latest."""
 

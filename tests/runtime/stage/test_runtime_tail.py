@@ -15,7 +15,7 @@ from torch import nn
 import autopipe
 from autopipe.tracing.rows import tail
 
-SCRIPT = pathlib.Path(__file__).with_name("runtime_ranks.py")
+SCRIPT = pathlib.Path(__file__).parents[1] / "runtime_ranks.py"
 
 
 @pytest.mark.parametrize("make_model", MODELS)
