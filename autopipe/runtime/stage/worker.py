@@ -130,6 +130,7 @@ class Worker:
         )
         self._code = self.stage.as_called() if self.module is self.stage else self.module
         self._scopes: dict[int, rng.Scope] = {}
+        self._read: dict[int, list[Tensor | None]] = {}  # buffers, as a forward that runs again found them
         self.leaves: dict[str, list[Tensor]] = {
             name: [t.detach().requires_grad_() for t in step.batch.leaves[name]]
             for _, name in self._own
@@ -157,6 +158,7 @@ class Worker:
         self._step = None  # type: ignore[assignment]
         self._columns, self._targets, self.leaves = [], (), {}
         self._values, self._roots, self._weight_work, self._scopes = [], [], [], {}
+        self._read = {}
         self._seeds = ()
         self.losses, self.outputs = [], []
 
@@ -207,6 +209,7 @@ class Worker:
         arrived = tuple(isinstance(v, Tensor) and v.requires_grad for v in values)
         key = self._step.batch.signature(m), self._training, arrived
         known = self._flags.get(key)
+        self._read[m] = [None if held is None else held.clone() for held in _held(self._mutated)]
         with contextlib.nullcontext() if known is None or self._derives else torch.no_grad():
             outputs = self._run(values, m)
         if known is None:
@@ -379,9 +382,9 @@ class Worker:
         return roots, grads
 
     def _run_again(self, m: int) -> None:
-        """Forward once more, with grad and the same random numbers; buffers stay as they are."""
+        """Forward once more, with grad, the same random numbers and buffers; those stay as they are."""
         values, self._values[m] = self._values[m], []
-        with _unchanged(self._mutated):
+        with _unchanged(self._mutated, self._read.pop(m)):
             outputs = self._run(values, m)
         for edge in self.edges_out:
             tensors, _ = edge.pick(outputs, values)
@@ -389,19 +392,26 @@ class Worker:
 
 
 @contextlib.contextmanager
-def _unchanged(buffers: Sequence[tuple[nn.Module, str]]) -> Iterator[None]:
-    """Within it the modules write copies of these buffers.
+def _unchanged(
+    buffers: Sequence[tuple[nn.Module, str]], values: Sequence[Tensor | None] | None = None
+) -> Iterator[None]:
+    """Within it the modules read and write ``values`` in the place of these buffers, else copies of them.
 
     The buffers themselves are not written back: autograd would take that for a change of what it saved.
     """
-    kept = [module._buffers[name] for module, name in buffers]
-    for (module, name), buffer in zip(buffers, kept, strict=True):
-        module._buffers[name] = None if buffer is None else buffer.clone()
+    kept = _held(buffers)
+    lent = [None if b is None else b.clone() for b in kept] if values is None else values
+    for (module, name), buffer in zip(buffers, lent, strict=True):
+        module._buffers[name] = buffer
     try:
         yield
     finally:
         for (module, name), buffer in zip(buffers, kept, strict=True):
             module._buffers[name] = buffer
+
+
+def _held(buffers: Sequence[tuple[nn.Module, str]]) -> list[Tensor | None]:
+    return [module._buffers[name] for module, name in buffers]
 
 
 def _is_finite(tensor: Tensor) -> bool:
