@@ -272,9 +272,9 @@ class Runtime(BetweenSteps):
         A rank whose stages hold none that is trained (only a loss, say, or frozen layers) gives one number
         that stays zero: torch's optimizers refuse an empty list, and every rank runs the same script. With a
         scaler every rank gives it, since scalers refuse an optimizer of which no parameter has a gradient.
-        Over several ranks torch's ``clip_grad_norm_`` is refused them, and its ``LBFGS``, since each would go
-        by this rank's gradients alone: :meth:`clip_grad_norm_` is for all. An optimizer that makes one number
-        of all its parameters (Prodigy, D-Adaptation) makes it of this rank's.
+        Over several ranks torch's ``clip_grad_norm_`` is refused them, its ``LBFGS``, and optimizers that
+        make one number of all their parameters (Prodigy, D-Adaptation), since each would go by this rank's
+        gradients alone: :meth:`clip_grad_norm_` is for all.
         """
         own = [parameter for _, parameter in self.named_parameters()]
         if not any(p.requires_grad for p in own) or self._engine.options.scaler is not None:

@@ -1,7 +1,8 @@
 """Calls of torch that need every parameter of a model: refused where this rank has a part of them.
 
-``torch.nn.utils.clip_grad_norm_`` would clip each rank's part by that part's own norm, and ``LBFGS`` search
-along it; an optimizer that shares its work among ranks would do so among those of other stages.
+``torch.nn.utils.clip_grad_norm_`` would clip each rank's part by that part's own norm, ``LBFGS`` search along
+it, and Prodigy find its step size from it; an optimizer that shares its work among ranks would do so among
+those of other stages.
 
 An optimizer's ``state_dict`` goes by position: one rank's would fit another's, whose layers have the same
 shapes. A module's ``load_state_dict`` is counted: where one rank alone calls it, its weights are no longer
@@ -57,6 +58,8 @@ class PartOfModel(Protocol):
 _watched: weakref.WeakSet[PartOfModel] = weakref.WeakSet()
 _scaled: weakref.WeakSet[PartOfModel] = weakref.WeakSet()
 _hooks: list[Any] = []
+_tried: weakref.WeakSet[optim.Optimizer] = weakref.WeakSet()
+"""Optimizers that take parameters one by one, as a trial has told."""
 
 
 def watch(owner: PartOfModel) -> None:
@@ -71,6 +74,7 @@ def watch(owner: PartOfModel) -> None:
     )
     if not _hooks:
         _hooks.append(register_optimizer_step_pre_hook(_refuse_other_stages))
+        _hooks.append(register_optimizer_step_pre_hook(_refuse_numbers_of_all))
 
 
 def watch_scalers(owner: PartOfModel) -> None:
@@ -121,6 +125,56 @@ def _refuse_other_stages(optimizer: optim.Optimizer, *_: Any) -> None:
                 "process_group=mesh.get_group('dp'), of the mesh that pipe.runtime(mesh=...) was given, or "
                 "without replicas take a plain optimizer"
             )
+
+
+def _refuse_numbers_of_all(optimizer: optim.Optimizer, *_: Any) -> None:
+    """Raise :class:`InputError` where an optimizer goes by all its parameters, and has a part of them."""
+    if type(optimizer).__module__.startswith("torch.") or optimizer in _tried:
+        return
+    part = {id(p) for owner in _watched for p in owner.partial()}
+    if part and any(id(p) in part for own in optimizer.param_groups for p in own["params"]):
+        if mixes_parameters(optimizer):
+            raise InputError(
+                f"{type(optimizer).__name__} makes a number of all its parameters' gradients, as a step size "
+                "or a norm, and each rank's has its own alone: use one that takes parameters one by one "
+                "(SGD, Adam), rt.clip_grad_norm_(max_norm) for a norm over all, or train in one process"
+            )
+        _tried.add(optimizer)
+
+
+def mixes_parameters(optimizer: optim.Optimizer) -> bool:
+    """Whether a step of its kind gives a parameter other values where there is a second one.
+
+    Tried out on two small matrices; False for one that cannot be made of its ``defaults`` or asks for more.
+    """
+    kind = type(optimizer)
+    given = {k: v for k, v in optimizer.defaults.items() if k in inspect.signature(kind.__init__).parameters}
+
+    def moved(*which: int) -> list[Tensor]:
+        torch.default_generator.manual_seed(0)
+        starts = [torch.tensor(rows, dtype=torch.float64, device="cpu") for rows in _TRIED]
+        tried = [nn.Parameter(starts[i].clone()) for i in which]
+        trial = kind(tried, **given)
+        step: Any = kind.step
+        if getattr(step, "hooked", False):
+            step = step.__wrapped__  # the user's hooks are not for it
+        for _ in range(_TRIED_STEPS):
+            for i, parameter in zip(which, tried, strict=True):
+                parameter.grad = (i + 1) * starts[i].flip(0)
+            step(trial)
+        return [p.detach() - starts[i] for i, p in zip(which, tried, strict=True)]
+
+    with torch.random.fork_rng(devices=[]):
+        try:
+            both, one, other = moved(0, 1), moved(0), moved(1)
+        except Exception:  # any Python
+            _logger.debug("%s could not be tried out", kind.__name__, exc_info=True)
+            return False
+    return not all(torch.allclose(a, b, rtol=1e-6, atol=0) for a, b in zip(both, (*one, *other), strict=True))
+
+
+_TRIED = ((0.5, -0.3), (0.2, 0.7)), ((0.1, 0.9), (-0.6, 0.4))
+_TRIED_STEPS = 6
 
 
 def _looking(clip: Any) -> Any:
