@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .. import accelerator
 from ..arguments import brief, number
-from ..errors import InputError, StepError
+from ..errors import AutopipeError, InputError, StepError
 from ..stages import rng
 from ..stages.gradients import making
 from ..torch_private import UnseenByFunctions, uncompiled
@@ -65,7 +65,7 @@ class Runner:
         self._traits = 0
         self._waited_s = 0.0
         self._weighed: tuple[Any, Tensor] = None, torch.empty(0, device="cpu")
-        self._agreed: StepError | None = None
+        self._agreed: AutopipeError | None = None
         self._nonfinite: StepError | None = None
 
     # -- calls --------------------------------------------------------------------------------------
@@ -133,7 +133,8 @@ class Runner:
     def check_summed(self, words: str) -> None:
         """Raise :class:`InputError` where ranks have yet to sum gradients, which ``words`` needs whole."""
         engine = self.engine
-        if not self.is_summed and engine.peers is not None and (engine.tied or engine.replica_dims.n > 1):
+        is_summed = self.is_summed and (engine.ties is None or engine.ties.is_whole)  # by another runtime too
+        if not is_summed and engine.peers is not None and (engine.tied or engine.replica_dims.n > 1):
             what = "tied parameters" if engine.tied else "replicas"
             raise InputError(
                 f"{words} comes after a step within no_sync(), and the gradients of {what} are not summed "
@@ -343,10 +344,36 @@ class Runner:
             )
         if step.grad and not self._traits & Traits.HOLDS:
             self._nonfinite = None
+        if self._traits & Traits.HOOKED_TIES:
+            self._compare_hooks()
         if step.grad and engine.ties is not None:
             engine.ties.before_step(has_hooks=bool(self._traits & Traits.HOOKED_TIES))
             if looks:
                 engine.ties.compare()
+
+    def _compare_hooks(self) -> None:
+        """Raise :class:`InputError` where ranks have unlike hooks on a tied weight: all do, and may go on."""
+        engine = self.engine
+        assert engine.peers is not None
+        assert engine.ties is not None
+        by_rank = engine.peers.gather(engine.ties.n_hooks(), dict[str, int])
+        for name in sorted({name for told in by_rank for name in told}):
+            counts = {rank: told[name] for rank, told in enumerate(by_rank) if name in told}
+            if len({*counts.values()}) > 1:
+                shown = ", ".join(f"{n} on rank {rank}" for rank, n in counts.items())
+                error = InputError(
+                    f"tied parameter {name} has unlike hooks on its gradient on the ranks that hold it "
+                    f"({shown}); register the same on each"
+                )
+                if self._is_alone:
+                    self._agreed = error
+                raise error
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether no replicas of the pipeline go by what it does."""
+        mesh = self.engine.options.mesh
+        return mesh is None or mesh.ndim == 1
 
     def _own_traits(self, has_hooks: bool) -> int:
         engine = self.engine
@@ -512,11 +539,10 @@ class Runner:
         Beside other replicas it does: they begin the step.
         """
         engine = self.engine
-        alone = engine.options.mesh is None or engine.options.mesh.ndim == 1
         if (
             engine.step_agreement is None
             or engine.peers is None
-            or not alone
+            or not self._is_alone
             or not isinstance(error, Exception)
             or isinstance(error, StepError)
             or engine.peers.position.waits_for >= 0

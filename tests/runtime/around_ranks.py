@@ -20,6 +20,7 @@ import rank_checks
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from traps.surroundings import default_dtype, deterministic
@@ -466,6 +467,65 @@ def optimizers():
         torch.testing.assert_close(parameter, sides[1][name], rtol=1e-5, atol=1e-6, msg=name)
 
 
+class OneRate(torch.optim.Optimizer):
+    """Goes by one norm of all gradients, as Prodigy and D-Adaptation find their rate."""
+
+    def __init__(self, params, lr=0.1, scale=1.0):
+        super().__init__(params, {"lr": lr, "scale": scale})
+
+    @torch.no_grad()
+    def step(self):
+        held = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = sum(p.grad.square().sum() for p, _ in held).sqrt()
+        for p, group in held:
+            p.sub_(group["lr"] * group["scale"] * p.grad / norm)
+
+
+class EachRate(OneRate):
+    """Goes by each parameter's own norm."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(group["lr"] * p.grad / p.grad.norm())
+
+
+class Asking(EachRate):
+    """Cannot be made of its defaults alone."""
+
+    def __init__(self, params, asks):
+        super().__init__(params)
+        self.asks = asks
+
+
+def optimizers_of_all():
+    """An optimizer that makes one number of all gradients is refused where a rank has some of them."""
+    pair = Pair()
+    x, y = batch()
+    named = dict(pair.rt.named_parameters())
+    for kind, options in ((EachRate, {}), (Asking, {"asks": 1}), (OneRate, {"scale": 0.5})):
+        print(kind.__name__, flush=True)
+        optimizer = kind(named.values(), **options)
+        seen: list[torch.optim.Optimizer] = []
+        handle = register_optimizer_step_post_hook(lambda own, *_, seen=seen: seen.append(own))
+        before, drawn = {name: p.detach().clone() for name, p in named.items()}, torch.get_rng_state()
+        pair.rt.step(x, target=y)
+        if kind is OneRate and not is_whole():
+            with pytest.raises(InputError, match="OneRate makes a number of all its parameters"):
+                optimizer.step()
+            assert all(torch.equal(p, before[name]) for name, p in named.items())
+        else:
+            optimizer.step()
+            optimizer.step()
+            assert seen == [optimizer, optimizer]
+            assert not any(torch.equal(p, before[name]) for name, p in named.items())
+        assert torch.equal(drawn, torch.get_rng_state())
+        handle.remove()
+        optimizer.zero_grad()
+
+
 def double(parameter):
     parameter.grad.mul_(2)
 
@@ -545,11 +605,39 @@ def hooks_on_ties():
     for side in (model, plain):
         side.first.weight.requires_grad_(True)
     agree(1)
-    if rank() == 0:
-        model.first.weight.register_hook(lambda grad: None)
     if not is_whole():
-        with pytest.raises(StepError, match=r"tied parameter first\.weight has other hooks on its gradient"):
-            rt.step(x, target=y)
+        odd = model.first.weight.register_hook(lambda grad: None) if rank() == 0 else None
+        for _ in range(2):
+            with pytest.raises(
+                InputError, match=r"first\.weight has unlike hooks .*3 on rank 0, 2 on rank 1"
+            ):
+                rt.step(x, target=y)
+        if odd is not None:
+            odd.remove()
+        agree(2)
+
+
+def ties_of_two_runtimes():
+    """Steps of two runtimes of a model add up, whichever of them sums what the other's left in parts."""
+    torch.manual_seed(0)
+    model = Tied()
+    plain = copy.deepcopy(model)
+    x, y = batch()
+    pipe = autopipe.split(model, 2, (x,), n_microbatches=4, costs="estimated")
+    first, second = pipe.runtime(mean_square), pipe.runtime(lambda o, t: (o * t).mean())
+    for one, other in ((first, second), (second, first), (first, first)):
+        with one.no_sync():
+            one.step(x, target=y)
+        if not is_whole():
+            with pytest.raises(InputError, match="clipping gradients comes after a step within no_sync"):
+                other.clip_grad_norm_(1.0)
+        other.step(x, target=y)
+        for rt in (one, other):
+            (mean_square(plain(x), y) if rt is first else (plain(x) * y).mean()).backward()
+        torch.testing.assert_close(model.first.weight.grad, plain.first.weight.grad)
+        torch.testing.assert_close(
+            other.clip_grad_norm_(1e9), nn.utils.clip_grad_norm_(plain.parameters(), 1e9)
+        )
 
 
 def frozen_ties():
@@ -626,6 +714,31 @@ def weights_of_the_loss():
     if not is_whole():
         with pytest.raises(StepError, match="with other frozen parameters"):
             pair.rt.step(x, target=y)
+
+
+def thawed_weights_of_the_loss():
+    """What a loss keeps frozen is read on one rank alone; thawed after some steps it is trained on all."""
+    losses = Weighing(), Weighing()
+    pair = Pair(losses[0])
+    x, y = batch()
+    rates = [torch.optim.SGD(loss_fn.parameters(), 0.1) for loss_fn in losses]
+    for step in range(4):
+        for loss_fn in losses:
+            loss_fn.weight.requires_grad_(step > 0)
+        if step < 2:
+            is_read = step == 1 or is_whole() or rank() == 1
+            losses[0].weight.data.fill_(1.0 if is_read else 2.0)
+        pair.rt.step(x, target=y)
+        losses[1](pair.plain(x), y).backward()
+        pair.same_gradients()
+        if step == 0:
+            assert losses[0].weight.grad is None
+            continue
+        torch.testing.assert_close(losses[0].weight.grad, losses[1].weight.grad)
+        for rate in rates:
+            rate.step()
+            rate.zero_grad()
+        torch.testing.assert_close(*(loss_fn.weight for loss_fn in losses))
 
 
 class Around(nn.Module):
@@ -712,9 +825,9 @@ def groups():
 
 
 CHECKED = (
-    modes, batches, targets, losses, interrupted, calls, unlike, fed, fed_anew, optimizers, hooks,
-    hooks_on_ties, frozen_ties, weights_of_the_loss, hooks_under_wraps, hooks_that_move, loads, several,
-    groups,
+    modes, batches, targets, losses, interrupted, calls, unlike, fed, fed_anew, optimizers, optimizers_of_all,
+    hooks, hooks_on_ties, ties_of_two_runtimes, frozen_ties, weights_of_the_loss, thawed_weights_of_the_loss,
+    hooks_under_wraps, hooks_that_move, loads, several, groups,
 )  # fmt: skip
 CHECKS = {f.__name__: f for f in CHECKED}
 

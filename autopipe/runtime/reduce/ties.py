@@ -15,9 +15,9 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 from torch.distributed import ReduceOp
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ...errors import InputError, StepError
 from ...stages import Stage
@@ -73,9 +73,12 @@ def check_ties(capture: Capture, was: Mapping[str, nn.Parameter], now: Mapping[s
 
 
 def learned(loss_fn: object, model: nn.Module, n_ranks: int) -> tuple[Tie, ...]:
-    """What a loss trains beside the model: every rank holds it, and the one with the loss has gradients."""
-    trained = [(n, p) for n, p in own_of(loss_fn, model) if p.requires_grad] if n_ranks > 1 else []
-    return tuple(Tie(name, p, tuple(range(n_ranks))) for name, p in trained)
+    """What a loss may train beside the model: every rank holds it, and the one with the loss has gradients.
+
+    What is frozen may be thawed later.
+    """
+    own = own_of(loss_fn, model) if n_ranks > 1 else []
+    return tuple(Tie(name, p, tuple(range(n_ranks))) for name, p in own)
 
 
 def own_of(loss_fn: object, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -83,6 +86,10 @@ def own_of(loss_fn: object, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     found = list(loss_fn.named_parameters()) if isinstance(loss_fn, nn.Module) else []
     others = {id(p) for p in model.parameters()} if found else set()
     return [(f"loss_fn().{name}", p) for name, p in found if id(p) not in others]
+
+
+_IN_PARTS = WeakIdKeyDictionary()
+"""Of which holders have parts of the gradient, as since the last sum a step of some runtime added to it."""
 
 
 class TieSum:
@@ -102,28 +109,33 @@ class TieSum:
             members = [t for t in ties if t.ranks == ranks]
             self._groups[ranks] = (new_group(purpose, ranks), [t.parameter for t in members])
             self._names[ranks] = [t.name for t in members]
-        self._in_parts: set[int] = set()
-        """Of which holders have parts of the gradient, as since the last sum a step added to it."""
         self._diverged = Diverged()
 
     def replace(self, replaced: Mapping[int, nn.Parameter]) -> None:
         """Sum the gradients of other parameters from now on: id of the old → the new."""
         for _, parameters in self._groups.values():
+            for p in parameters:
+                if id(p) in replaced and p in _IN_PARTS:
+                    _IN_PARTS[replaced[id(p)]] = None
             parameters[:] = [replaced.get(id(p), p) for p in parameters]
-        self._in_parts = {id(replaced[i]) if i in replaced else i for i in self._in_parts}
 
     @property
     def is_whole(self) -> bool:
         """Whether no holder has a gradient that was not summed."""
         held = [p for _, parameters in self._groups.values() for p in parameters]
-        return all(p.grad is None for p in held if id(p) in self._in_parts)
+        return all(p.grad is None for p in held if p in _IN_PARTS)
 
     def compare(self) -> None:
-        """Raise :class:`StepError` where holders have different values of a parameter, not only roundings."""
+        """Raise :class:`StepError` where holders have different values of a parameter, not only roundings.
+
+        Of those that train: what a loss keeps frozen is read on one rank alone.
+        """
         for ranks, (group, parameters) in self._groups.items():
+            named = zip(self._names[ranks], parameters, strict=True)
+            trained = {name: p for name, p in named if p.requires_grad}
             where = ", ".join(map(str, ranks))
             largest = functools.partial(group.all_reduce, op=ReduceOp.MAX)
-            self._diverged.look(where, self._names[ranks], parameters, largest)
+            self._diverged.look(where, [*trained], [*trained.values()], largest)
         self._judge()
 
     def _judge(self) -> None:
@@ -139,38 +151,32 @@ class TieSum:
         """The parameters here that have hooks on their gradients."""
         return [p for _, parameters in self._groups.values() for p in parameters if is_hooked(p)]
 
+    def n_hooks(self) -> dict[str, int]:
+        """How many hooks on its gradient each parameter here has, by its name on every rank."""
+        return {
+            name: n_hooks(parameter)
+            for ranks, (_, parameters) in self._groups.items()
+            for name, parameter in zip(self._names[ranks], parameters, strict=True)
+        }
+
     def before_step(self, *, has_hooks: bool = False) -> None:
         """Make the gradients of the last sum count once in the next.
 
         Where ranks ``has_hooks`` on some, those are whole before the step, and stay for what it adds to them.
-        Raises :class:`StepError` where holders have unlike hooks.
         """
         self._judge()
         if has_hooks:
-            self._compare_hooks()
             self.after_step()
         for ranks, (_, parameters) in self._groups.items():
             for parameter in parameters:
-                if parameter.requires_grad and id(parameter) not in self._in_parts:
-                    self._in_parts.add(id(parameter))
+                if parameter.requires_grad and parameter not in _IN_PARTS:
+                    _IN_PARTS[parameter] = None
                     if ranks[0] != self._rank and not is_hooked(parameter):
                         parameter.grad = None
-
-    def _compare_hooks(self) -> None:
-        for ranks, (group, parameters) in self._groups.items():
-            here = torch.tensor([n_hooks(p) for p in parameters], device=parameters[0].device)
-            ends = torch.cat([here, -here])
-            group.all_reduce(ends, op=ReduceOp.MAX)
-            most, least = ends.tolist()[: len(here)], (-ends).tolist()[len(here) :]
-            odd = [n for n, a, b in zip(self._names[ranks], most, least, strict=True) if a != b]
-            if odd:
-                raise StepError(
-                    f"tied parameter {', '.join(odd)} has other hooks on its gradient on some of the ranks "
-                    f"{', '.join(map(str, ranks))}, which hold it, than on others; register the same on each"
-                )
 
     def after_step(self) -> None:
         """Sum over the holders; a parameter that got no gradient anywhere keeps none."""
         for group, parameters in self._groups.values():
-            sum_gradients([p for p in parameters if id(p) in self._in_parts], group.all_reduce)
-        self._in_parts.clear()
+            sum_gradients([p for p in parameters if p in _IN_PARTS], group.all_reduce)
+            for parameter in parameters:
+                _IN_PARTS.pop(parameter, None)
