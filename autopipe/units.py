@@ -1,4 +1,4 @@
-"""Quantities as people write and read them: bytes and seconds.
+"""Quantities as people write and read them: bytes, seconds and counts.
 
 What the quantities belong to is left to the data layer, sizes as formulas to ``formula``.
 """
@@ -17,6 +17,7 @@ __all__ = [
     "dtype_bytes",
     "format_bytes",
     "format_seconds",
+    "n_of",
     "parse_bytes",
     "parse_size",
     "size_at",
@@ -76,6 +77,15 @@ def format_seconds(s: float) -> str:
     if abs(s) >= 1e-3:
         return f"{s * 1e3:.1f} ms"
     return f"{s * 1e6:.1f} µs"
+
+
+def n_of(n: int, one: str, many: str = "") -> str:
+    """A count with its noun.
+
+    >>> n_of(1, "op"), n_of(2000, "op"), n_of(2, "microbatch", "microbatches")
+    ('1 op', '2,000 ops', '2 microbatches')
+    """
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
 def dtype_bytes(dtype: str) -> float:

@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from ..files import write_text
+from ..units import n_of
 from . import options as o
 from .command import verb
 from .output import Output, aside, note, table
@@ -70,7 +71,7 @@ def probe(
     names = ", ".join(dict.fromkeys(d.name for d in cluster.devices))
     speed = cluster.devices[0].speed
     pace = f", in a pipeline at {speed:.1%} of the pace that costs are measured at" if speed != 1.0 else ""
-    text = f"{cluster.n_ranks} ranks on {names}{pace}\n\n{table(Table('Links', columns, rows))}"
+    text = f"{n_of(cluster.n_ranks, 'rank')} on {names}{pace}\n\n{table(Table('Links', columns, rows))}"
     return Output(cluster.to_dict(), text)
 
 

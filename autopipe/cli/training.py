@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ..api.agree import in_group, join_group
 from ..errors import InputError
 from ..look.table import seconds
+from ..units import n_of
 
 if TYPE_CHECKING:
     from ..api import Pipe
@@ -62,7 +63,7 @@ class Trained:
         where = "in this process, one after another" if self.n_ranks == 1 else f"on {self.n_ranks} ranks"
         times = f"predicted {seconds(self.predicted_s)}, measured {seconds(self.measured_s)}"
         return (
-            f"{self.n_stages} stages {where}\n"
+            f"{n_of(self.n_stages, 'stage')} {where}\n"
             f"equal to the model within {self.worst_relative_difference:.1e}\n"
             f"loss {' '.join(f'{x:.4f}' for x in self.losses)}\n"
             f"step without the optimizer's {times}, ratio {self.ratio:.2f}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from .table import Table
 
-__all__ = ["dims_text", "headline", "n_of", "over", "ratio", "tables"]
+__all__ = ["dims_text", "headline", "over", "ratio", "tables"]
 
 
 @functools.singledispatch
@@ -39,8 +39,3 @@ def ratio(x: float | None) -> str:
 def dims_text(dims: Mapping[str, int]) -> str:
     """Sizes by name: ``batch=4, seq=96``."""
     return ", ".join(f"{k}={v}" for k, v in dims.items())
-
-
-def n_of(n: int, one: str, many: str = "") -> str:
-    """A count with its noun: ``1 op``, ``2,000 ops``."""
-    return f"{n:,} {one if n == 1 else many or one + 's'}"

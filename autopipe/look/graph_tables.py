@@ -9,7 +9,8 @@ from typing import Any
 
 from ..costs import CostTable, OpCost
 from ..graph import Op, OpGraph, TensorSpec
-from .generic import dims_text, headline, n_of, tables
+from ..units import n_of
+from .generic import dims_text, headline, tables
 from .table import Column, Table, count, nbytes, percent, seconds, word
 
 __all__ = ["place", "shape"]

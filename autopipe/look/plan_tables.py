@@ -9,8 +9,9 @@ import math
 from typing import Any
 
 from ..plans import Plan, StagePlan
+from ..units import n_of
 from .colours import bar, swatch
-from .generic import headline, n_of, tables
+from .generic import headline, tables
 from .table import Column, Table, count, nbytes, percent, runs, seconds
 
 __all__ = ["boundary_table", "candidate_table", "certificate", "stage_table", "tie_table"]
@@ -18,7 +19,7 @@ __all__ = ["boundary_table", "candidate_table", "certificate", "stage_table", "t
 
 @headline.register
 def _(plan: Plan) -> str:
-    ranks = f"{plan.n_stages} stages on {plan.n_ranks} ranks"
+    ranks = f"{n_of(plan.n_stages, 'stage')} on {n_of(plan.n_ranks, 'rank')}"
     if crowd := plan.cluster.crowd:
         ranks += f" ({crowd[0]} of which share {n_of(crowd[1], 'core', 'cores')})"
     run = f"{plan.schedule}, {n_of(plan.n_microbatches, 'microbatch', 'microbatches')}"

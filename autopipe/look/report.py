@@ -21,7 +21,7 @@ from ..graph import OpGraph
 from ..memory import memory_limits
 from ..plans import Plan
 from ..simulator import Report, Timeline, simulate
-from ..units import parse_bytes
+from ..units import n_of, parse_bytes
 from .cut_reasons import cut_reasons
 from .mesh import Mesh, drawing
 from .report_data import graph_payload, time_payload, tree_payload
@@ -60,8 +60,8 @@ def report(
     ran = measured.timeline if isinstance(measured, Report) else measured
     if ran is not None and ran.schedule.placement != predicted.schedule.placement:
         raise InputError(
-            f"what ran had {ran.schedule.n_stages} stages on {ran.schedule.n_ranks} ranks, the plan has "
-            f"{plan.n_stages} on {plan.n_ranks}; give the measurement of this plan"
+            f"what ran had {n_of(ran.schedule.n_stages, 'stage')} on {n_of(ran.schedule.n_ranks, 'rank')}, "
+            f"the plan has {plan.n_stages} on {plan.n_ranks}; give the measurement of this plan"
         )
     held = run.peak_bytes if run is not None else ()
     sections = [
@@ -82,12 +82,9 @@ def report(
 
 
 def _header(plan: Plan, predicted: Timeline, measured: Report | Timeline | None) -> str:
-    stages = f"{plan.n_stages} {'stage' if plan.n_stages == 1 else 'stages'}"
-    ranks = f"{plan.n_ranks} {'rank' if plan.n_ranks == 1 else 'ranks'}"
-    lead = (
-        f"{stages} on {ranks}, {plan.n_microbatches} microbatches per step under the "
-        f"{plan.schedule} schedule."
-    )
+    stages, ranks = n_of(plan.n_stages, "stage"), n_of(plan.n_ranks, "rank")
+    pieces = n_of(plan.n_microbatches, "microbatch", "microbatches")
+    lead = f"{stages} on {ranks}, {pieces} per step under the {plan.schedule} schedule."
     figures = "".join(
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}<small>{html.escape(more)}</small></dd></div>"
         for name, value, more in _figures(plan, predicted, measured)

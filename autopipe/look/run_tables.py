@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from ..schedule import Schedule
 from ..simulator import Report, Timeline
+from ..units import n_of
 from .colours import swatch
-from .generic import headline, n_of, over, ratio, tables
+from .generic import headline, over, ratio, tables
 from .table import Column, Table, count, nbytes, percent, runs, seconds
 
 __all__ = ["rank_table"]
@@ -17,7 +18,8 @@ __all__ = ["rank_table"]
 @headline.register
 def _(schedule: Schedule) -> str:
     pieces = n_of(schedule.n_microbatches, "microbatch", "microbatches")
-    return f"{schedule.name}: {schedule.n_stages} stages on {schedule.n_ranks} ranks, {pieces}"
+    where = f"{n_of(schedule.n_stages, 'stage')} on {n_of(schedule.n_ranks, 'rank')}"
+    return f"{schedule.name}: {where}, {pieces}"
 
 
 @tables.register

@@ -13,6 +13,7 @@ from ..plans import Plan
 from ..schedule import Action, Schedule
 from ..shown import Shown
 from ..units import format_bytes, format_seconds
+from .bubbles import Bubble
 from .simulate_plan import simulate
 from .timeline import Timeline
 from .timeline_data import Sent
@@ -149,7 +150,7 @@ class Report(Shown):
             for kind, measured_s in stage.measured.items():
                 rows.append(_row(stage.index, stage.rank, kind, stage.predicted[kind], measured_s))
         rows.append(_row("", "", "step", self.predicted_step_s, self.measured_step_s))
-        rows += self._memory_rows()
+        rows += self._idle_rows() + self._memory_rows()
         for rank in self.stragglers:
             factor = self.slowness[rank]
             rows.append(f"rank {rank} straggles: its work takes {factor:.2f} times longer than the others'")
@@ -159,6 +160,19 @@ class Report(Shown):
                 "rebalance() would cut anew"
             )
         return "\n".join(rows)
+
+    def _idle_rows(self) -> list[str]:
+        """What kept each rank idle in the last step, where ranks ran beside one another."""
+        if not self.events or self.in_turn:
+            return []
+        causes = [field.name.removesuffix("_s") for field in dataclasses.fields(Bubble)]
+        rows = [f"{'idle':>5} {'rank':>4} {'in all':>6} " + " ".join(f"{cause:>13}" for cause in causes)]
+        timeline = self.timeline
+        for rank, idle in enumerate(timeline.bubbles):
+            share = f"{idle.total_s / timeline.step_s:.0%}"
+            times = " ".join(f"{format_seconds(getattr(idle, f'{cause}_s')):>13}" for cause in causes)
+            rows.append(f"{'':>5} {rank:>4} {share:>6} {times}")
+        return rows
 
     def _memory_rows(self) -> list[str]:
         """The most each rank held beside what the plan says, where somebody counts."""

@@ -14,6 +14,7 @@ from ..errors import InputError
 from ..memory import StageMemory, optimizer_ratio, plan_memory, tied_bytes
 from ..plans import Plan
 from ..schedule import NAMES, Schedule
+from ..units import n_of
 from .plan_inputs import plan_schedule, plan_transfers, stage_times
 from .simulate_schedule import simulate_schedule
 from .timeline import Timeline
@@ -90,7 +91,8 @@ def _chosen(plan: Plan, schedule: str | Schedule | None, n_microbatches: int | N
         return plan_schedule(plan, name, n_microbatches)
     if (schedule.n_stages, schedule.n_ranks) != (plan.n_stages, plan.n_ranks):
         raise InputError(
-            f"schedule {schedule.name!r} has {schedule.n_stages} stages on {schedule.n_ranks} ranks, the "
+            f"schedule {schedule.name!r} has {n_of(schedule.n_stages, 'stage')} on "
+            f"{n_of(schedule.n_ranks, 'rank')}, the "
             f"plan {plan.n_stages} on {plan.n_ranks}; plan again with n_stages={schedule.n_stages}"
         )
     return schedule

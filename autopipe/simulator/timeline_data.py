@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..memory import RankMemory, StageMemory, rank_memory
 from ..schedule import Action, Schedule
 from ..schedule.clock import GatheredRow, SentRow
-from ..units import format_seconds
+from ..units import format_seconds, n_of
 
 __all__ = ["Event", "Sent", "TimelineData"]
 
@@ -205,7 +205,8 @@ class TimelineData:
     def summary(self) -> str:
         """One line: what ran, how long a step takes, how much of it is bubble."""
         return (
-            f"{self.schedule.name}, {self.schedule.n_stages} stages on {self.schedule.n_ranks} ranks, "
-            f"{self.schedule.n_microbatches} microbatches: {format_seconds(self.step_s)} {self.source}, "
-            f"bubble {self.bubble_fraction:.1%}"
+            f"{self.schedule.name}, {n_of(self.schedule.n_stages, 'stage')} on "
+            f"{n_of(self.schedule.n_ranks, 'rank')}, "
+            f"{n_of(self.schedule.n_microbatches, 'microbatch', 'microbatches')}: "
+            f"{format_seconds(self.step_s)} {self.source}, bubble {self.bubble_fraction:.1%}"
         )

@@ -357,6 +357,13 @@ def matched_report():
     assert 0 < report.bubble_fraction < 1
     assert not report.in_turn
     assert "predicted" in str(report)
+    idle = [line.split() for line in str(report).splitlines()]
+    first = next(i for i, words in enumerate(idle) if words[:3] == ["idle", "rank", "in"])
+    assert idle[first][4:] == ["warmup", "drain", "imbalance", "communication"]
+    shares = [int(words[1].rstrip("%")) for words in idle[first + 1 : first + 1 + world]]
+    timeline = report.timeline
+    for share, busy_s in zip(shares, timeline.busy_s, strict=True):
+        assert abs(share - 100 * (1 - busy_s / timeline.step_s)) < 1
 
 
 def shapes_may_depend_on_data():
