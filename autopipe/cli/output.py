@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -206,6 +207,22 @@ _WORD = 10
 """What is no longer may stand in a message for another reason than that it is the cause."""
 
 
+def _in_options(text: str) -> str:
+    """A message in the words of the command line, which says what there is no option for."""
+    from .options import Making, Planning
+    from .planning import ARGUMENTS
+
+    for option, name in ARGUMENTS.items():
+        text = re.sub(rf"\b{name}=['\"]?([\w-]+)['\"]?", rf"--{option} \1", text)
+    runs = sys.modules.get("autopipe.runtime.options")  # what was not loaded has raised nothing
+    options = {field.name for group in (Making, Planning) for field in dataclasses.fields(group)}
+    known = {field.name for field in dataclasses.fields(runs.Options)} - options if runs else set()
+    names = [name for name in dict.fromkeys(re.findall(r"\b(\w+)=", text)) if name in known]
+    if not names:
+        return text
+    return f"{text}\n  {', '.join(names)}: of pipe.runtime() in Python; the command line has no such option"
+
+
 def _in_short(error: Exception) -> str:
     if isinstance(error, (AutopipeError, OSError)):
         cause = error.__cause__
@@ -213,12 +230,13 @@ def _in_short(error: Exception) -> str:
             return (
                 f"autopipe: cannot open {error.filename}: {error.strerror}; name a file where you may write"
             )
+        told = f"autopipe: {_in_options(str(error))}"
         if cause is None:
-            return f"autopipe: {error}"
+            return told
         said = getattr(cause, "strerror", None) or _first(cause)
         if len(said) > _WORD and said in str(error):
-            return f"autopipe: {error}"
-        return f"autopipe: {error}\n  because {type(cause).__name__}: {_first(cause)}"
+            return told
+        return f"{told}\n  because {type(cause).__name__}: {_first(cause)}"
     return (
         f"autopipe: this is a bug of autopipe, or of code it ran: {type(error).__name__}: {_first(error)}\n"
         "  run it again with --debug to see where, and report that"

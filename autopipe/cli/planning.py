@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from ..tracing import Capture
     from .models import Loaded
 
-__all__ = ["Planned", "Request", "planned"]
+__all__ = ["ARGUMENTS", "Planned", "Request", "planned"]
 
 SOURCES = ("measured", "estimated")
 """Ways to find costs that need the model; anything else is the path of a cost table."""
 
-_ARGUMENTS = {
+ARGUMENTS = {
     "stages": "n_stages",
     "microbatches": "n_microbatches",
     "ranks": "n_ranks",
@@ -125,7 +125,7 @@ class Request:
                 "or --cluster to find the best count on up to so many"
             )
         source, loaded = self.source, self.load()
-        cut = {_ARGUMENTS.get(name, name): value for name, value in dataclasses.asdict(how).items()}
+        cut = {ARGUMENTS.get(name, name): value for name, value in dataclasses.asdict(how).items()}
         n_stages = cut.pop("n_stages")
         given = {
             **cut,

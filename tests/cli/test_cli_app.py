@@ -518,6 +518,19 @@ def test_errors_are_short_say_the_remedy_and_have_their_code(words, code, says):
     assert done.exit_code == code, done.output
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 2
+
+
+def test_what_arguments_of_python_are_on_the_command_line_is_said(tmp_path):
+    made = tmp_path / "made.py"
+    made.write_text(MODELS)
+    done = invoke("run", f"{made}:diverging", "-n", "2", "--steps", "2", *ESTIMATED[2:])
+    assert done.stderr.splitlines()[1:] == [
+        "  check_finite: of pipe.runtime() in Python; the command line has no such option"
+    ]
+    done = invoke("plan", SAMPLE, "-n", "2", *ESTIMATED, "--memory", "1MB")
+    assert done.exit_code == 3, done.output
+    assert "--stages " in done.stderr or "--memory " in done.stderr
+    assert not re.search("n_stages=|memory_limit=|n_microbatches=", done.stderr)
     assert "Traceback" not in done.output
 
 
