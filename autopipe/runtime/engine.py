@@ -21,6 +21,7 @@ from ..errors import InputError
 from ..plans import Plan
 from ..schedule import Message, Schedule
 from ..stages import Stage
+from ..torch_private import UnseenByFunctions
 from .data.call_kinds import Kinds
 from .data.feed import Feed
 from .data.intake import Intake
@@ -339,6 +340,13 @@ class Engine:
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield (first[name].name if name in first else name), parameter
+
+    @property
+    def norm_dtype(self) -> torch.dtype:
+        """In what a norm over all ranks is told, alike on each: fp64 where any of the model's weights is."""
+        with UnseenByFunctions():  # other ranks' weights would each answer at length
+            kinds = {p.dtype for p in self.capture.model.parameters()}
+        return torch.float64 if kinds & {torch.float64, torch.complex128} else torch.float32
 
     def partial(self) -> Iterator[nn.Parameter]:
         """This rank's parameters while others of the model are elsewhere."""

@@ -310,6 +310,7 @@ class Runtime(BetweenSteps):
                 error_if_nonfinite=raises,
                 group=engine.peers.group if engine.peers else None,
                 device=engine.device,
+                dtype=engine.norm_dtype,
             )
             engine.follow("clipping gradients")
             return norm

@@ -668,6 +668,26 @@ class Weighing(nn.Module):
         return mean_square(self.weight * output, target)
 
 
+def norms_without_weights():
+    """The norm is the same to the bit on a rank that has no weights, of whatever dtype they are."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)], *[nn.Tanh() for _ in range(3)]).double()
+    plain = copy.deepcopy(model)
+    x, y = batch().double()
+    pins = {str(i): int(i > 2) for i in range(6)}
+    pipe = autopipe.split(model, 2, (x,), n_microbatches=4, costs="estimated", pin=pins)
+    rt = pipe.runtime(mean_square)
+    assert is_whole() or bool(list(rt.named_parameters())) == (rank() == 0)
+    rt.step(x, target=y)
+    mean_square(plain(x), y).backward()
+    found = rt.clip_grad_norm_(0.1)
+    torch.testing.assert_close(found, nn.utils.clip_grad_norm_(plain.parameters(), 0.1), rtol=1e-12, atol=0)
+    if not is_whole():
+        each = [torch.empty_like(found) for _ in range(2)]
+        dist.all_gather(each, found)
+        assert each[0] == each[1] == found
+
+
 def hooks_under_wraps():
     """Hooks see gradients of the whole batch also where stages are wrapped, and those of a loss's weights."""
     losses = Weighing(), Weighing()
@@ -827,7 +847,7 @@ def groups():
 CHECKED = (
     modes, batches, targets, losses, interrupted, calls, unlike, fed, fed_anew, optimizers, optimizers_of_all,
     hooks, hooks_on_ties, ties_of_two_runtimes, frozen_ties, weights_of_the_loss, thawed_weights_of_the_loss,
-    hooks_under_wraps, hooks_that_move, loads, several, groups,
+    norms_without_weights, hooks_under_wraps, hooks_that_move, loads, several, groups,
 )  # fmt: skip
 CHECKS = {f.__name__: f for f in CHECKED}
 

@@ -86,15 +86,14 @@ def clip_grad_norm(
     error_if_nonfinite: bool,
     group: Group | None,
     device: torch.device,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Scale all gradients so that their norm over every rank is at most ``max_norm``; the norm before.
 
     ``counted`` are those of ``parameters`` whose norm this rank contributes: a tied one counts on one rank
-    only. Each gradient's norm is in fp32 or wider, their sum in fp64.
+    only. Each gradient's norm is in fp32 or wider, their sum in fp64, and what is returned in ``dtype``.
     """
     norms = [n.to(device) for n in foreach_norms([p.grad for p in counted if p.grad is not None], norm_type)]
-    is_wide = any(p.dtype in (torch.float64, torch.complex128) for p in parameters)
-    wide = torch.float64 if is_wide else torch.float32
     # fp64 even where all here is fp32: ranks may differ in their widest dtype
     own = (torch.stack(norms) if norms else torch.zeros(1, device=device)).double()
     infinite = norm_type == math.inf
@@ -109,7 +108,7 @@ def clip_grad_norm(
             "clipped; pass error_if_nonfinite=False to scale them anyway"
         )
     nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
-    return total.to(wide)
+    return total.to(dtype)
 
 
 def foreach_norms(grads: Sequence[Tensor], order: float) -> list[Tensor]:

@@ -239,7 +239,7 @@ class Loss:
             # any Python: it may count calls, or want the sizes of one microbatch
             _logger.debug("loss_fn does not take several microbatches together", exc_info=True)
             return
-        tolerance = _TOLERANCES.get(losses[0].dtype, _HALF_TOLERANCE)
+        tolerance = _tolerance(losses[0].dtype, outputs[0])
         is_close = functools.partial(math.isclose, rel_tol=tolerance, abs_tol=tolerance)
         first = losses[0].item()  # not a number where none of its labels count
         is_other = not (is_close(again, first) or (math.isnan(again) and math.isnan(first)))
@@ -272,6 +272,14 @@ class Loss:
             why,
             label,
         )
+
+
+def _tolerance(dtype: torch.dtype, outputs: Iterable[Any]) -> float:
+    """How far losses of this dtype may be apart by rounding: no less than what they are made of has."""
+    floats = {x.dtype for x in outputs if isinstance(x, Tensor) and x.is_floating_point()}
+    if dtype is torch.float64 and floats - {torch.float64}:
+        dtype = torch.float32
+    return _TOLERANCES.get(dtype, _HALF_TOLERANCE)
 
 
 def _left_out(targets: Sequence[Any], losses: Sequence[Tensor], is_it: Callable[[float], bool]) -> int:

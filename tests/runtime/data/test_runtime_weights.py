@@ -565,6 +565,21 @@ def test_loss_functions_are_weighed_as_they_say_or_warned_of(loss_fn, is_exact, 
     assert ("not the weighted sum of loss_fn's losses" in caplog.text) is not is_exact
 
 
+@pytest.mark.parametrize("wrong", [1.0, 1.01])
+def test_a_loss_that_is_told_in_a_wider_dtype_may_be_rounded_as_its_outputs_are(wrong, caplog):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    x, y = torch.randn(2, 8, 8)
+    runtime = Runtime(
+        *make(model, (x,), {}, n_stages=2, n_microbatches=4),
+        loss_fn=lambda output, target: (F.mse_loss(output, target) * wrong ** (len(output) - 2)).double(),
+    )
+    with caplog.at_level(logging.WARNING, logger="autopipe"):
+        for _ in range(5):
+            runtime.step(x, target=y)
+    assert ("weighted sum" in caplog.text) is (wrong != 1.0)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_is_told_as_that_alone(value, caplog):
     _, x, made = small()

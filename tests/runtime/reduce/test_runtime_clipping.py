@@ -33,6 +33,7 @@ def test_a_rank_all_of_whose_parameters_are_fp32_sums_their_norms_in_fp64():
         error_if_nonfinite=False,
         group=group,
         device=torch.device("cpu"),
+        dtype=torch.float32,
     )
     wanted = sum(n.item() ** 2 for n in norms)
     assert math.isclose(group.part, wanted, rel_tol=1e-13)
@@ -52,6 +53,7 @@ def test_the_norm_of_complex_gradients_is_as_wide_as_they_are():
         error_if_nonfinite=False,
         group=None,
         device=torch.device("cpu"),
+        dtype=torch.float64,
     )
     assert norm.dtype is torch.float64
     assert math.isclose(norm.item(), wanted.item(), rel_tol=1e-14)
