@@ -23,6 +23,7 @@ from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from ..code.own_code import HOOKS, OwnCode
 from ..state.example_data import hooks_kept_back
+from .noise import EvenNoise
 from .results import ALLOWED, EQUAL, Rows, axes, is_close
 
 __all__ = ["OwnBackwards", "mixed_in_backward"]
@@ -94,9 +95,8 @@ def mixed_in_backward(
             run("ab", own.look)
             own.end()
         asked = [made for made in own.found if made[0].name not in tail]
-        beside = ("aa", "abb") if takes_more else ("aa",)
-        if asked and _are_mixed(run, asked, weights, beside):
-            mixed = [made for made in asked if _are_mixed(run, [made], weights, beside)] or asked
+        if asked and _are_mixed(run, asked, weights, takes_more):
+            mixed = [made for made in asked if _are_mixed(run, [made], weights, takes_more)] or asked
             found |= {made[0].name: f"the backward of {call_and_place(made[0])}" for made in mixed}
         for made in own.without_rows:
             if made[0].name not in {*tail, *found} and not _hands_on_parts(run, made, weights):
@@ -153,13 +153,18 @@ def _is_odd(node: Node) -> bool:
     return isinstance(node, BackwardCFunction) or bool(getattr(node, f"_saved_{_BY_FREQUENCY}", False))
 
 
-def _are_mixed(run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor], beside: Sequence[str]) -> bool:
-    """Whether gradients of what calls make are not those of rows alone, of row a ``beside`` some too."""
+def _are_mixed(run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor], takes_more: bool) -> bool:
+    """Whether gradients of what calls make are not those of rows alone, of each beside others too."""
     made = functools.partial(_gradients, run, asked, weights)
     first, second, both = (made("ab", places) for places in ((0,), (1,), (0, 1)))
     summed = [a + b for a, b in zip(first, second, strict=True)]
-    is_first = all(_are_close(first, made(rows, (0,))) for rows in beside)
-    return not (is_first and _are_close(second, made("bb", (1,))) and _are_close(both, summed))
+    is_own = _are_close(first, made("aa", (0,))) and _are_close(second, made("bb", (1,)))
+    if not (is_own and _are_close(both, summed)):
+        return True
+    if not takes_more or _are_close(first, made("abb", (0,))):
+        return False
+    with EvenNoise(weights[0].device):  # a batch of more rows draws other noise
+        return not _are_close(made("ab", (0,)), made("abb", (0,)))
 
 
 def _hands_on_parts(run: Rows, asked: _Made, weights: Sequence[Tensor]) -> bool:

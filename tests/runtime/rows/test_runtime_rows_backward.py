@@ -58,6 +58,29 @@ class Within(nn.Module):
         return self.function.apply(self.linear(x))
 
 
+class Dropping(nn.Module):
+    """A layer with a function of its own, or hooked on, that leaves out at random."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.dropout, self.function = nn.Linear(6, 6), nn.Dropout(0.3), function
+        if function is None:
+            self.linear.register_full_backward_pre_hook(lambda _, given: (given[0] * 0.5,))
+
+    def forward(self, x):
+        x = self.dropout(torch.tanh(self.linear(x)))
+        return x if self.function is None else self.function.apply(x)
+
+
+@pytest.mark.parametrize(("function", "is_mixed"), [(None, False), (Turned, False), (Averaged, True)])
+def test_what_is_left_out_beside_more_rows_is_no_mixing(function, is_mixed):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), Dropping(function), nn.Linear(6, 6)).double()
+    captured = autopipe.capture(model, (torch.randn(8, 6, dtype=torch.float64),))
+    variation = captured.variation
+    assert bool(variation.mixing.backward or variation.tail.ops) is is_mixed
+
+
 class Hooking(nn.Module):
     """A layer that hooks on the gradient of what it computes, in its forward or from outside."""
 
