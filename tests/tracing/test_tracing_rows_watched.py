@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import cProfile
 import itertools
 import sys
 from typing import Any
@@ -152,17 +153,19 @@ def test_code_that_runs_is_looked_at_within_another_look() -> None:
     assert not ran.may_run(centred)
 
 
-def test_what_looks_at_calls_of_torch_is_no_code_that_ran() -> None:
-    ran, codes = code_run.CodeRun(), []
-    with data_dependent._Noted(ran=ran), ran:
-        torch.nn.functional.triplet_margin_with_distance_loss(
-            *torch.ones(3, 1, 2), distance_function=lambda x, y: of_many(x).sum()
-        )
-        codes.append(sys.getprofile())
-    assert codes == [ran._note]
+def test_code_that_runs_is_looked_at_where_no_other_profiler_does() -> None:
+    ran = code_run.CodeRun()
+    with ran:
+        assert sys.getprofile() is not None
+        limited(torch.ones(2))
     assert sys.getprofile() is None
-    assert ran.may_run(of_many)
-    assert not ran.may_run(data_dependent.deed)
+    assert ran.may_run(limited)
+    assert not ran.may_run(of_many)
+    profile = cProfile.Profile()
+    with profile, code_run.CodeRun() as other:
+        limited(torch.ones(2))
+    assert other.may_run(of_many)
+    assert any(entry.code is limited.__code__ for entry in profile.getstats())
 
 
 class Doubled(Tensor):
@@ -177,6 +180,9 @@ class Doubled(Tensor):
 @pytest.mark.parametrize(
     "ask",
     [
+        lambda x: torch.nn.functional.triplet_margin_with_distance_loss(
+            *x.expand(3, 1, 2), distance_function=lambda a, b: limited(a - b).sum()
+        ),
         lambda x: x.apply_(lambda each: float(limited(torch.tensor([each])))),
         lambda x: torch.relu(x.as_subclass(Doubled)),
         lambda x: torch.func.vmap(limited)(x[None]),
@@ -184,7 +190,7 @@ class Doubled(Tensor):
 )
 def test_code_that_functions_of_torch_call_is_seen_to_run(ask: Any) -> None:
     ran = code_run.CodeRun()
-    with data_dependent._Noted(ran=ran), ran:
+    with data_dependent._Noted(), ran:
         ask(torch.ones(2))
     assert ran.may_run(limited)
     assert not ran.may_run(of_many)

@@ -22,7 +22,7 @@ from ..calls.sharing import Sharing
 __all__ = ["AlikeLayers", "deed"]
 
 _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype})
-_WORTH = 4
+_WORTH = 3
 """So many layers less to run are worth that another question runs others."""
 _ALONE = Kind("", "", True)
 

@@ -33,6 +33,7 @@ _Made = tuple[Call, int, int]
 """A call, the place of a tensor that it makes, and the axis along which rows lie there."""
 _BY_FREQUENCY = "scale_grad_by_freq"
 _HOOKING = HOOKS | {"saved_tensors_hooks"}
+_SAVED = f"_saved_{_BY_FREQUENCY}"
 
 
 class OwnBackwards:
@@ -150,7 +151,14 @@ def _nodes_above(node: Node | None, seen: set[Node]) -> Iterator[Node]:
 
 
 def _is_odd(node: Node) -> bool:
-    return isinstance(node, BackwardCFunction) or bool(getattr(node, f"_saved_{_BY_FREQUENCY}", False))
+    kind = type(node)
+    return issubclass(kind, BackwardCFunction) or (_may_be_by_frequency(kind) and bool(getattr(node, _SAVED)))
+
+
+@functools.cache
+def _may_be_by_frequency(kind: type) -> bool:
+    """Whether nodes of a kind keep whether they go by frequency: to ask each of those that do not is slow."""
+    return hasattr(kind, _SAVED)
 
 
 def _are_mixed(run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor], takes_more: bool) -> bool:

@@ -53,7 +53,7 @@ from ..values import casts
 from ..values.origin import Unseen, alive
 from .hidden_sizes import NumberSource, Settling, Shift
 from .repeats import Repeats
-from .same_in_eval import Evaluation, evaluated
+from .same_in_eval import Evaluation, are_recorded_alike, evaluated
 
 __all__ = ["AS_GIVEN", "Attempt", "Refused", "Runs"]
 
@@ -326,6 +326,14 @@ class Runs:
         is_so = seen.is_as_recorded and self.snapshot.switches_flags_alone and self.is_as_begun()
         self.look_anew()  # whatever others run from here on
         return is_so
+
+    def did_alike(self, attempt: Attempt, training: Recording, evaluation: Recording) -> bool:
+        """Whether what was recorded in evaluation did what was recorded in training, and nothing else.
+
+        They compute the same, and the one in evaluation has left all as it was.
+        """
+        is_told = self.may_be_for_both(attempt, training) and self.snapshot.switches_flags_alone
+        return is_told and are_recorded_alike(training, evaluation)
 
     def is_for_both(
         self, attempt: Attempt, recording: Recording, sharing: Mapping[str, bool] | None = None

@@ -22,7 +22,7 @@ from ..inputs.contents import SIMPLE
 from ..inputs.structure import flatten, marks
 from ..state.state import generators
 
-__all__ = ["Evaluation", "evaluated"]
+__all__ = ["Evaluation", "are_recorded_alike", "evaluated"]
 
 
 class Evaluation:
@@ -83,6 +83,21 @@ def evaluated(
     if not seen.is_as_recorded:
         return None
     return [v.detach() if isinstance(v, torch.Tensor) else v for v in args[0]]
+
+
+def are_recorded_alike(training: Recording, evaluation: Recording) -> bool:
+    """Whether the calls of a recording in evaluation give what those in training do, and do nothing else.
+
+    They are the same calls, one by one; see :class:`Evaluation`.
+    """
+    calls = evaluation.calls
+    does_more = any(c.is_random or c.writes or c.mutated or c.keeps or c.has_effect for c in calls)
+    pairs = zip(training.calls, calls, strict=False)
+    return (
+        not does_more
+        and len(training.calls) == len(calls)
+        and all(a.target == b.target and _is_as_recorded(a, b.value) for a, b in pairs if a.op != "output")
+    )
 
 
 def _shared(

@@ -277,6 +277,12 @@ class Session:
         self.has_taken |= is_taken
         return is_taken
 
+    def did_alike(self, training: Recording, evaluation: Recording) -> bool:
+        """Whether recordings of both modes that compute the same tell what :meth:`is_for_both` runs for."""
+        is_taken = self.takes_short_cuts and self.runs.did_alike(self.attempt, training, evaluation)
+        self.has_taken |= is_taken
+        return is_taken
+
     def is_evaluated(
         self, form: Recording, is_told: Callable[[Call], bool], *, did_as_recorded: bool
     ) -> bool:
@@ -332,7 +338,8 @@ class Session:
         found = self.in_all_settings(training)
         if training is not evaluation and len(found) > 1:
             is_one = not evaluation.goes_by_mode and is_same(prune(training), prune(evaluation))
-            evaluation = training if is_one and self.is_for_both(training) else evaluation
+            is_one = is_one and (self.did_alike(training, evaluation) or self.is_for_both(training))
+            evaluation = training if is_one else evaluation
         if training is evaluation and not self.refused and not self.are_for_both(found):
             training.yet_to_evaluate = False
             evaluation = self.runs.record(self.attempt, training=False)
