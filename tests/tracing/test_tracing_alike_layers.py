@@ -141,3 +141,31 @@ def test_layers_that_may_leave_something_or_go_by_data_are_none_that_share(
     kinds = [shared.kind(path) for path in layers]
     assert len({k for k in kinds if not k.is_hooked}) + sum(k.is_hooked for k in kinds) == n_kinds
     assert watch.alike.is_worth_it is (n_kinds == 1)
+
+
+def dropping(least: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: x.tanh() if len(x) >= least else x[0].tanh()
+
+
+@pytest.mark.parametrize("place", [0, 5, N_LAYERS - 1])
+@pytest.mark.parametrize("least", [1, 2])
+@pytest.mark.parametrize("does", [torch.tanh, dropping(1)])
+def test_what_one_layer_does_to_a_single_row_is_found_whichever_it_is(
+    does: Any, least: int, place: int
+) -> None:
+    found = captured(Stack(does, dropping(least), place))
+    assert bool(found.one_row) is (least == 2)
+
+
+def test_one_layer_is_given_a_single_row_for_all_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: collections.Counter[str] = collections.Counter()
+    run_call = rerun.run_call
+
+    def noting(model: Any, constants: Any, call: Any, args: Any, *told: Any) -> Any:
+        seen[str(call.target)] += call.op == "call_module" and len(args[0]) == 1
+        return run_call(model, constants, call, args, *told)
+
+    monkeypatch.setattr(rerun, "run_call", noting)
+    assert not captured(Stack(torch.tanh, torch.tanh, 0)).one_row
+    assert seen["layers.0"] == 2 + seen["layers.1"]
+    assert len({seen[f"layers.{i}"] for i in range(1, N_LAYERS)}) == 1

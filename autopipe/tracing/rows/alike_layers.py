@@ -8,7 +8,9 @@ questions that come behind need but one of each kind to run. Seeing what layers 
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +59,15 @@ class AlikeLayers:
     def is_worth_it(self) -> bool:
         """Whether many layers need not run."""
         return len(self._kinds) - len(self._firsts) >= _WORTH
+
+    def of_kind(self, kind: Callable[[str], Any]) -> AlikeLayers:
+        """The same, but that layers which are alike must be of one kind by their paths, too."""
+        other = copy.copy(self)
+        told = {
+            path: dataclasses.replace(first, weights=str(kind(path))) for path, first in self._kinds.items()
+        }
+        other._kinds, other._firsts = told, {each: each for each in told.values()}
+        return other
 
     def sharing(self) -> Sharing:
         """What lets the first of each kind run for all in one run."""

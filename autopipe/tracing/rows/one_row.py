@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from ..calls.functions import tensors
 from ..runs.session import Session
 from ..sizes.trials import first_line
 from ..sizes.variation import Variation
+from .alike_layers import AlikeLayers
 from .mixing import rows_of
 from .results import Rows
+from .varied_data import layer_kind
 
 __all__ = ["fault_in_one_row"]
 
@@ -35,11 +38,27 @@ def fault_in_one_row(
 ) -> str:
     """In words, the first call ahead of the ``tail`` that one row is not to one as more are; or "".
 
-    It has other axes then, or fails, as it does not with two. A form that asks for more rows has no fault.
+    It has other axes then, or fails, as it does not with two. A form that asks for more rows has no fault. Of
+    layers that are of one kind, and were seen to do the same, one runs for all where that goes well.
     """
-    dim, shapes = batch_dim(variation.dims), variation.shapes
+    dim = batch_dim(variation.dims)
     if dim is None or dim.packed or dim.example < 2 or not variation.takes_rows(1):
         return ""
+    run = partial(
+        rows_of,
+        *(session.model, form, given, dim, session.device, partial(session.start, training)),
+        alone=True,
+    )
+    alike: AlikeLayers | None = session.code.alike.get(form.calls[-1])
+    if alike is not None and alike.is_worth_it:
+        alike = alike.of_kind(partial(layer_kind, session.model))
+        if alike.is_worth_it and not _fault(form, run(alike=alike), variation.shapes, tail):
+            return ""
+    return _fault(form, run(), variation.shapes, tail)
+
+
+def _fault(form: Recording, run: Rows, shapes: Mapping[int, Any], tail: Collection[str]) -> str:
+    """See :func:`fault_in_one_row`; of what ``run`` runs on a row."""
     seen: set[int] = set()
     other: list[Call] = []
 
@@ -51,9 +70,6 @@ def fault_in_one_row(
         if any(t.ndim != len(f) for t, f in zip(tensors(value), formulas, strict=False)):
             other.append(call)
 
-    run = rows_of(
-        session.model, form, given, dim, session.device, lambda: session.start(training), alone=True
-    )
     try:
         run("a", look)
     except Exception as error:  # any Python of the model, on rows it may not take

@@ -173,6 +173,7 @@ def _questions(
             True,
         )
     asked.code.tables_by_row.update(watch.tables_by_number())
+    asked.code.alike[form.calls[-1]] = watch.alike
 
 
 def _row_gradients(asked: Asked) -> RowGradients | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from ..state.state import generators
 from .results import is_number
 
 __all__ = [
+    "layer_kind",
     "made_of_contents",
     "made_of_rows",
     "of_other_sign",
@@ -302,7 +304,8 @@ class _Parts:
         if call.op != "call_module":
             return self._run(call, made)
         leaves, spec = flatten(self._given_to(call, made))
-        key = _kind(self._model, call), spec, *map(_outline, leaves)
+        kind = layer_kind(self._model, call.target), call.path == call.target
+        key = kind, spec, *map(_outline, leaves)
         like, made_spec = flatten(call.value)
         known = self._known.get(key, ())
         if known and len(known) == len(like):
@@ -362,15 +365,24 @@ def _outline(value: Any) -> Any:
     return value if type(value) in _PLAIN else id(value)
 
 
-def _kind(model: nn.Module, call: Call) -> Any:
+def layer_kind(model: nn.Module, path: str) -> Any:
     """What a layer is, with the code and all else that its modules hold beside weights and plain values."""
+    modules = [*model.get_submodule(path).modules()]
     held = [
-        (name, getattr(value, "__code__", id(value)))
-        for module in model.get_submodule(call.target).modules()
+        (name, _code_of(value))
+        for module in modules
         for name, value in vars(module).items()
         if name not in _OWN_ATTRIBUTES and not isinstance(value, (bool, int, float, str, Tensor))
     ]
-    return kind_of(model, call.target), call.path == call.target, *held
+    return kind_of(model, path), *(id(type(module)) for module in modules), *held
+
+
+def _code_of(value: Any) -> Any:
+    """What a function does, if it is written in it alone; else what is none but the value itself."""
+    is_alone = isinstance(value, types.FunctionType) and not (
+        value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value)
+    )
+    return value.__code__ if is_alone else id(value)
 
 
 def made_of_rows(
