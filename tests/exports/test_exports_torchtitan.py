@@ -16,7 +16,10 @@ def test_parts_train_as_the_model(schedule):
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason="needs torchtitan")
+@pytest.mark.skipif(
+    importlib.util.find_spec("torchtitan") is None,
+    reason="needs torchtitan, which no extra brings: pip install torchtitan",
+)
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
 def test_torchtitans_own_model_trains(schedule):
     run_ranks(SCRIPT, 2, schedule, "real", timeout_s=180)
