@@ -19,7 +19,7 @@ from .definition.trifles import trim
 from .lines.sums import least_sum
 from .lines.windows import TooMany
 from .making.cases import Case, rank_orders
-from .proof.memory import least_sum_in_room
+from .proof.memory import least_total_in_room
 from .proof.step import least_work_ns
 from .ranks.virtual import least_load
 from .stopping import clock_s
@@ -89,9 +89,9 @@ def least_sums_ns(
     trimmed = trim(whole.problem, _TRIFLES)
     form = whole.problem if trimmed is None else dataclasses.replace(trimmed.problem, allow_empty=True)
     until, most_ns = _part(deadline, 3), case.most_step_ns(step_s)
-    total_ns = least_sum_in_room(problem, [[1.0] * case.line.n_ranks], until)
+    total_ns = least_total_in_room(problem, until)
     # items are rounded
-    aside = math.ceil(case.aside_s * 1e9) + len(problem.items)
+    aside = math.ceil(case.aside_ns) + len(problem.items)
     chains: list[tuple[int, ...]] = []
     with contextlib.suppress(OutOfTime, TooMany, KeyboardInterrupt):
         least_ns, found = least_sum(form, case.line, total_ns, most_ns, aside, until)

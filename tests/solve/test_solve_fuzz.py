@@ -20,7 +20,7 @@ from autopipe.solve.making.cases import Case
 from autopipe.solve.making.formulate import formulate
 from autopipe.solve.making.options import Settings
 from autopipe.solve.making.source import Source
-from autopipe.solve.proof.step import Work, least_step_s
+from autopipe.solve.proof.step import Work, least_step_ns
 from autopipe.solve.step import plan_of
 
 
@@ -66,7 +66,7 @@ def test_the_bound_of_a_line_has_its_fill_and_drain():
     """Equal work on each of four ranks: a step is at least M + 1.5 or so of its parts, not M."""
     work = Work(4.0, 8 / 3, 1.0, 4 / 3, 4.0, 0.0)
     fair, lined = (
-        least_step_s(work, [1.0] * 4, 8, in_line=way, split=False, line=None) for way in (False, True)
+        least_step_ns(work, [1.0] * 4, 8, in_line=way, split=False, line=None) for way in (False, True)
     )
     assert fair == pytest.approx(8.0, rel=1e-5)
     assert 9.0 < lined < 11.0

@@ -5,8 +5,10 @@ What that costs is said by ``problem``; the cheapest blocks of one stage are lef
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from .blocks import Block
 from .copies import Moved
@@ -18,34 +20,25 @@ _MANY_STAGES = 6
 """A rank with more stages recomputes in all of them or none."""
 
 
+@dataclasses.dataclass(slots=True)
 class Tally:
     """Sums over the items and shares of one stage, and over the values that it sends, receives and makes."""
 
-    __slots__ = (
-        "again_ns",
-        "backward_ns",
-        "blocks",
-        "extra_bytes",
-        "forward_ns",
-        "host_ns",
-        "receive_ns",
-        "received_bytes",
-        "saved_bytes",
-        "send_ns",
-        "sent_bytes",
-        "static_bytes",
-        "sync_ns",
-        "wire_ns",
-        "workspace_bytes",
-    )
-
-    def __init__(self) -> None:
-        self.forward_ns = self.backward_ns = self.again_ns = 0
-        self.send_ns = self.receive_ns = self.sync_ns = 0
-        self.static_bytes = self.saved_bytes = self.workspace_bytes = 0
-        self.received_bytes = self.sent_bytes = self.extra_bytes = self.wire_ns = 0
-        self.blocks: tuple[Block, ...] = ()
-        self.host_ns = 0, 0
+    forward_ns: int = 0
+    backward_ns: int = 0
+    again_ns: int = 0
+    send_ns: int = 0
+    receive_ns: int = 0
+    sync_ns: int = 0
+    wire_ns: int = 0
+    static_bytes: int = 0
+    saved_bytes: int = 0
+    workspace_bytes: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    extra_bytes: int = 0
+    blocks: tuple[Block, ...] = ()
+    host_ns: tuple[int, int] = (0, 0)
 
     def add(self, part: Item | Share) -> None:
         """Let the stage hold an item, or what several stages share."""
@@ -63,17 +56,9 @@ class Tally:
         """With values computed again, sent and received beside."""
         if not any(row):
             return self
-        out = Tally()
-        for name in Tally.__slots__:
-            setattr(out, name, getattr(self, name))
-        out.again_ns += row.again_ns
-        out.send_ns += row.send_ns
-        out.receive_ns += row.receive_ns
-        out.wire_ns += row.wire_ns
-        out.received_bytes += row.received_bytes
-        out.sent_bytes += row.sent_bytes
-        out.workspace_bytes = max(out.workspace_bytes, row.workspace_bytes)
-        return out
+        sums: dict[str, Any] = {name: getattr(self, name) + more for name, more in row._asdict().items()}
+        sums["workspace_bytes"] = max(self.workspace_bytes, row.workspace_bytes)
+        return dataclasses.replace(self, **sums)
 
     @property
     def paces_ns(self) -> tuple[tuple[int, int], ...]:

@@ -243,7 +243,7 @@ class _Sums(Chains):
 
     def _taking(self, pairs: _Pairs) -> Floats:
         """What a microbatch takes to pass a stage that works, and to the next one, both ways."""
-        return pairs.works + self.line.hop_s * 1e9 * (pairs.works > 0)
+        return pairs.works + self.line.hop_ns * (pairs.works > 0)
 
     def _sums(self, there: _Open) -> Iterator[Floats]:
         """The sum of each stage, for each pair that is left of it."""
@@ -252,7 +252,7 @@ class _Sums(Chains):
             longest = there.longest[0][s][pairs.begin], there.longest[1][s][pairs.begin]
             own = pairs.forward, pairs.backward
             # past a stage that counts as without work one message goes on, where two are counted
-            past = before + after - self.line.hop_s * 1e9
+            past = before + after - self.line.hop_ns
             yield np.where(pairs.works > 0, self.line.sum_of(s, before, *own, after, longest), past)
 
     def _whole(self, there: _Open) -> list[_Pairs]:

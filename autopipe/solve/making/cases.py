@@ -16,8 +16,8 @@ from ...errors import InfeasibleError, InputError
 from ...hardware import MOST_RANKS, Cluster
 from ...schedule import BREADTH_FIRST, COST_AWARE, MOST_LISTED, NAMES, SPLIT, build, placement
 from ..definition.problem import Problem
-from ..proof.memory import least_sum_in_room
-from ..proof.step import PRECISE, Line, least_step_s
+from ..proof.memory import least_total_in_room
+from ..proof.step import PRECISE, Line, least_step_ns
 from .baselines import Weigh
 from .formulate import formulate, largest_cut
 from .options import Options
@@ -97,7 +97,7 @@ class Case:
     def least_step_s(self) -> float:
         """What no plan of this case can beat."""
         devices = self.source.cluster.devices
-        least_s = least_step_s(
+        least_ns = least_step_ns(
             self.source.work,
             [d.speed for d in devices],
             self.n_microbatches,
@@ -105,7 +105,7 @@ class Case:
             split=self.schedule in (*SPLIT, COST_AWARE),
             line=self.line,
         )
-        return self.source.costs.start_s + least_s * self._pace
+        return self._step_s(least_ns)
 
     @property
     def line(self) -> Line | None:
@@ -117,7 +117,7 @@ class Case:
         cluster = self.source.cluster
         # of ranks that share a host's cores, messages may be copied by either
         hop_s = 0.0 if cluster.cores else 2 * cheapest_link(cluster).seconds(self.source.work.hop_bytes)
-        return Line(len(devices), self.n_microbatches, self.schedule == IN_TURN, hop_s)
+        return Line(len(devices), self.n_microbatches, self.schedule == IN_TURN, 1e9 * hop_s)
 
     @property
     def _pace(self) -> float:
@@ -135,22 +135,22 @@ class Case:
         line, work = self.line, self.source.work
         if line is None:
             return self.least_step_s
-        speed, least_s = self.source.cluster.devices[0].speed, sums_ns / 1e9
-        if not sums_ns:
-            least_s = line.least_s(
-                least_sum_in_room(problem, [[1.0] * line.n_ranks], deadline) / 1e9,
-                work.longer_s / speed,
-                fullest_ns / 1e9,
-                self.aside_s,
-                least_sum_in_room(problem, line.sums(), deadline) / 1e9,
-            )
-        in_room_s = self.source.costs.start_s + least_s * (1 - PRECISE) * self._pace
-        return max(self.least_step_s, in_room_s)
+        least_ns = sums_ns or line.least_ns(
+            least_total_in_room(problem, deadline),
+            work.longer_ns / self.source.cluster.devices[0].speed,
+            fullest_ns,
+            self.aside_ns,
+        )
+        return max(self.least_step_s, self._step_s(least_ns * (1 - PRECISE)))
 
     @property
-    def aside_s(self) -> float:
+    def aside_ns(self) -> float:
         """The most that a rank of its line works which has no op of the path."""
-        return self.source.work.aside_s / self.source.cluster.devices[0].speed
+        return self.source.work.aside_ns / self.source.cluster.devices[0].speed
+
+    def _step_s(self, least_ns: float) -> float:
+        """The step that takes so long at least once it has begun, at the pace of costs."""
+        return self.source.costs.start_s + least_ns / 1e9 * self._pace
 
     def most_step_ns(self, step_s: float) -> float:
         """What the largest of the sums that bound a step may be where it is no longer than so."""

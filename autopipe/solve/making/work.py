@@ -64,7 +64,9 @@ def work_of(
     aside_s = anywhere_s + _aside_s(graph, takes, path[::-1], own_s)
     longest_s, longest_both_s = (max(ways.values(), default=0.0) for ways in (forward, both))
     hop_bytes = min((sizes[name] for name in path[1:]), default=0)
-    return Work(total, max(forwards, backwards), dearest, longest_s, longest_both_s, aside_s, hop_bytes)
+    paths_ns = 1e9 * longest_s, 1e9 * longest_both_s
+    sums_ns = 1e9 * total, 1e9 * max(forwards, backwards), 1e9 * dearest
+    return Work(*sums_ns, *paths_ns, 1e9 * aside_s, hop_bytes)
 
 
 def _aside_s(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from ..definition.problem import HUGE, Problem
 from ..stopping import clock_s
 from .runs import Block, Kind, Run, runs_of
 
-__all__ = ["least_in_room", "least_sum_in_room", "part_with_room"]
+__all__ = ["least_in_room", "least_total_in_room", "part_with_room"]
 
 Floats = npt.NDArray[np.float64]
 Entries = list[tuple[int, float]]
@@ -60,13 +59,12 @@ class _Program:
     """The program: as much of everything as ranks can hold, in the same part of each run.
 
     Rows are the kinds of each run, ways' times and moments, blocks of stages, and kinds of runs at cuts.
-    Columns are the part, and what each stage holds and computes again. ``sums``: bounds are of each row's sum
-    of the times of ranks, weighed by its entries ``[n_sums, n_ranks]``, and not of each rank's time; the
-    ranks are of one speed.
+    Columns are the part, and what each stage holds and computes again. ``in_all``: bounds are of the sum of
+    the times of ranks, which are of one speed, and not of each rank's time.
     """
 
-    def __init__(self, problem: Problem, sums: Floats | None = None) -> None:
-        self.problem, self.sums = problem, sums
+    def __init__(self, problem: Problem, *, in_all: bool = False) -> None:
+        self.problem, self.in_all = problem, in_all
         self.ranks = list(problem.stages_of)
         self.runs = list(collections.Counter(runs_of(problem)).items())
         self.n_columns, self.n_rows = 1, 0
@@ -175,17 +173,17 @@ class _Program:
         return coo_array((values, (rows, columns)), shape=(self.n_rows, self.n_columns)).tocsr()
 
     def _most_ns(self, x: int, bound: int) -> float:
-        """The most work of a rank, or in a sum, within a bound: a stage's sums are rounded three times."""
+        """The most work of a rank, or of all, within a bound: a stage's sums are rounded three times."""
         own = self.problem.stages_of[self.ranks[x]]
         speed = self.problem.stages[own[0]].speed
-        n_rounded = len(own) if self.sums is None else float(self.sums.sum(axis=1).max())
+        n_rounded = self.problem.n_stages if self.in_all else len(own)
         return float(bound) if speed == 1.0 else (bound + 2 * n_rounded) * speed
 
     def _limit(self, x: int) -> int:
         return self.problem.stages[self.problem.stages_of[self.ranks[x]][0]].limit_bytes
 
-    def _multipliers(self, bound: int | None, seconds: float) -> tuple[Floats, Floats] | None:
-        """Those of rows and of sums where as much as possible is held within the bound, or with any time."""
+    def _multipliers(self, bound: int | None, seconds: float) -> Floats | None:
+        """Those of rows where as much as possible is held within the bound, or with any time."""
         from scipy.optimize import linprog
         from scipy.sparse import coo_array, hstack, vstack
 
@@ -199,17 +197,14 @@ class _Program:
             scale[way.time] = 0.0 if bound is None else 1 / max(1.0, self._most_ns(way.rank, bound))
             scale[list(way.moments)] = 1 / max(1, limit)
             beside += [(row, w, -float(limit > 0)) for row in way.moments]
-            beside += [(way.time, w, -1.0)] * (bound is not None and self.sums is None)
+            beside += [(way.time, w, -1.0)] * (bound is not None and not self.in_all)
             totals.append((way.rank, w, 1.0))
         n_totals = len(self.ranks) + self.problem.n_stages - 1
-        n_before = n_totals
-        if self.sums is not None and bound is not None:
+        if self.in_all and bound is not None:
             beside += [(way.time, n_beside + w, -1.0) for w, way in enumerate(self.ways)]
-            for row in self.sums:
-                totals += [(n_totals, n_beside + w, row[way.rank]) for w, way in enumerate(self.ways)]
-                n_totals += 1
+            totals += [(n_totals, n_beside + w, 1.0) for w in range(len(self.ways))]
+            n_totals += 1
             n_beside += len(self.ways)
-        n_after = n_totals
         for cuts in self.at_cuts:
             for cut, places in enumerate(cuts):
                 beside += [(row, n_beside, -1.0) for row, _ in places]
@@ -234,8 +229,8 @@ class _Program:
         )
         if found.x is None or found.ineqlin is None:
             return None
-        out: Floats = np.maximum(0.0, -found.ineqlin.marginals)
-        return out[: self.n_rows] * scale, out[self.n_rows :][n_before:n_after]
+        out: Floats = np.maximum(0.0, -found.ineqlin.marginals[: self.n_rows]) * scale
+        return out
 
     def _weighed(self, multipliers: Floats) -> tuple[float, float]:
         """What all runs weigh at least, and what of that they may save where cuts go through them.
@@ -268,24 +263,17 @@ class _Program:
                 saved[cut] = max(saved[cut], sum(parts))
         return needed, float(saved.sum())
 
-    def _there(self, multipliers: Floats, of_sums: Floats, bound: int | None) -> float:
-        """What the ranks have room for at most, weighed by the same.
-
-        Sums of times weighed by any multipliers bound what they bound: so no time in the sum of all sums may
-        weigh less than it does in the rows.
-        """
+    def _there(self, multipliers: Floats, bound: int | None) -> float:
+        """What ranks have room for at most, weighed by the same; times in all as the one that weighs most."""
         most = np.zeros(len(self.ranks))
         for way in self.ways:
             room = self._limit(way.rank) * float(multipliers[list(way.moments)].sum())
-            if bound is not None and self.sums is None:
+            if bound is not None and not self.in_all:
                 room += self._most_ns(way.rank, bound) * float(multipliers[way.time])
             most[way.rank] = max(most[way.rank], room)
         shared = 0.0
-        if bound is not None and self.sums is not None:
-            weights = of_sums @ self.sums
-            needed = ((float(multipliers[way.time]), float(weights[way.rank])) for way in self.ways)
-            scale = max((y / w if w > 0 else math.inf for y, w in needed if y > 0), default=0.0)
-            shared = self._most_ns(0, bound) * scale * float(of_sums.sum())
+        if bound is not None and self.in_all:
+            shared = self._most_ns(0, bound) * max(float(multipliers[way.time]) for way in self.ways)
         return float(most.sum()) + shared
 
     def part(self, seconds: float) -> float:
@@ -293,19 +281,19 @@ class _Program:
         found = self._multipliers(None, seconds)
         if found is None:
             return 1.0
-        needed, saved = self._weighed(found[0])
-        return min(1.0, (self._there(*found, None) + saved) / UNDER**2 / needed) if needed > 0 else 1.0
+        needed, saved = self._weighed(found)
+        return min(1.0, (self._there(found, None) + saved) / UNDER**2 / needed) if needed > 0 else 1.0
 
     def ruled_out(self, bound: int, most: int, seconds: float) -> int:
         """A bottleneck up to ``most`` that is ruled out, by what does so for ``bound``; −1 for none."""
         found = self._multipliers(bound, seconds)
         if found is None:
             return -1
-        needed, saved = self._weighed(found[0])
+        needed, saved = self._weighed(found)
         low, high = -1, most + 1
         while high - low > 1:
             middle = (low + high) // 2
-            is_out = self._there(*found, middle) + saved < needed * UNDER**2
+            is_out = self._there(found, middle) + saved < needed * UNDER**2
             low, high = (middle, high) if is_out else (low, middle)
         return low
 
@@ -349,17 +337,13 @@ def least_in_room(problem: Problem, lower: int, most: int, deadline: float) -> i
     return _raised(_Program(problem), lower, most, _until(deadline))
 
 
-def least_sum_in_room(problem: Problem, sums: Sequence[Sequence[float]], deadline: float) -> int:
-    """A bound on the largest sum of the times of ranks where everything fits; they are of one speed.
-
-    A row of ``sums`` has the weight of each rank's time, at least 1.
-    """
-    weights = np.array(sums, dtype=np.float64)
+def least_total_in_room(problem: Problem, deadline: float) -> int:
+    """A bound on the sum of the times of ranks where everything fits; they are of one speed."""
     # forwards and backwards of a stage are rounded
     total = int(sum(item.work_ns for item in problem.items) / problem.stages[0].speed) - 2 * problem.n_stages
-    if not problem.has_memory or (problem.recompute == "never" and weights.max() <= 1):
+    if problem.recompute == "never":
         return total
-    return _raised(_Program(problem, weights), total, HUGE, _until(deadline))
+    return _raised(_Program(problem, in_all=True), total, HUGE, _until(deadline))
 
 
 def _raised(program: _Program, lower: int, most: int, until: float) -> int:

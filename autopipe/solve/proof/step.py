@@ -7,7 +7,6 @@ here holds for every assignment of ops to stages.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from ..definition.problem import Problem
 
-__all__ = ["PRECISE", "Line", "Work", "least_step_s", "least_work_ns"]
+__all__ = ["PRECISE", "Line", "Work", "least_step_ns", "least_work_ns"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,20 +25,20 @@ PRECISE = 1e-6
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Work:
-    """Seconds per microbatch at speed 1: of all ops, of the dearest, and along the longest paths of data.
+    """Nanoseconds per microbatch at speed 1: of all ops, of the dearest, and along the longest paths of data.
 
-    ``longer_s`` is that of all forwards or of all backwards, whichever is longer. ``forward_path_s`` counts
-    forwards, ``path_s`` forwards and backwards of ops that gradients reach. ``aside_s`` is the most that a
+    ``longer_ns`` is that of all forwards or of all backwards, whichever is longer. ``forward_path_ns`` counts
+    forwards, ``path_ns`` forwards and backwards of ops that gradients reach. ``aside_ns`` is the most that a
     stage holds which has no op of the latter path, and ``hop_bytes`` are the fewest of a value that one op
     of it passes to the next.
     """
 
-    total_s: float
-    longer_s: float
-    dearest_s: float
-    forward_path_s: float
-    path_s: float
-    aside_s: float
+    total_ns: float
+    longer_ns: float
+    dearest_ns: float
+    forward_path_ns: float
+    path_ns: float
+    aside_ns: float
     hop_bytes: int = 0
 
 
@@ -47,8 +46,8 @@ class Work:
 class Line:
     """Alike ranks with a stage each, taking forwards and backwards in turn (1F1B) or forwards first (GPipe).
 
-    Seconds are per microbatch. Let each rank have an op of the path of data, w = f + b be a rank's work, in
-    forward and in backward, P that of those before it, V of those after, T of all, and m the microbatches;
+    Nanoseconds are per microbatch. Let each rank have an op of the path of data, w = f + b be a rank's work,
+    in forward and in backward, P that of those before it, V of those after, T of all, and m the microbatches;
     M of a step, so that
 
     - 1F1B: at most k = min(ranks − r, m) microbatches are in flight on rank r. It begins after P's forwards
@@ -62,8 +61,8 @@ class Line:
     - GPipe: the last rank ends its forwards after T's and m − 1 of any rank's, and its first backward comes
       after: T + (m − 1) · w ≤ step.
 
-    A microbatch takes ``hop_s`` at least from a rank's forward to the next one's and back, which counts like
-    work of P and of V. A rank without an op of the path holds at most ``aside_s``, and counts as one without
+    A microbatch takes ``hop_ns`` at least from a rank's forward to the next one's and back, which counts like
+    work of P and of V. A rank without an op of the path holds at most ``aside_ns``, and counts as one without
     work: what is said of it then is said of the others too, but for the message past it, which P and V count
     once each.
     """
@@ -71,7 +70,7 @@ class Line:
     n_ranks: int
     n_microbatches: int
     in_turn: bool
-    hop_s: float = 0.0
+    hop_ns: float = 0.0
 
     def sum_of(
         self,
@@ -128,18 +127,8 @@ class Line:
             most.append(max(0.0, min([step / self.n_microbatches, *ways])))
         return most
 
-    def least_s(
-        self,
-        total_s: float,
-        longer_s: float,
-        fullest_s: float,
-        aside_s: float,
-        in_room_s: float = 0.0,
-    ) -> float:
+    def least_ns(self, total_ns: float, longer_ns: float, fullest_ns: float, aside_ns: float) -> float:
         """A bound on the step from all ranks' work, all forwards' or backwards' if longer, and the fullest's.
-
-        ``in_room_s`` is one on the largest of :meth:`sums`. Where ranks have no op of the path that is over
-        the step by what :meth:`added` says at most.
 
         1F1B of more microbatches than ranks: on the fullest rank, before which there is at most r · w, the
         sum is (m − ranks − 1) · w + 2 T at least. Of no more: with D the step less T, the last j ranks hold
@@ -150,37 +139,18 @@ class Line:
 
         def least(n: int) -> float:
             """Where so many ranks have an op of the path."""
-            lost_s = (n_ranks - n) * aside_s
-            of_path_s = total_s - lost_s
+            lost_ns = (n_ranks - n) * aside_ns
+            of_path_ns = total_ns - lost_ns
             if self.in_turn and m <= n_ranks:
-                each_s = max(of_path_s / (2 * n_ranks - m + 1), (longer_s - lost_s) / n_ranks)
-                return of_path_s + (m - 1) * each_s
-            own_s = max(of_path_s / n, fullest_s if n == n_ranks or fullest_s > aside_s else 0.0)
-            return of_path_s + (m - 1) * own_s + self.in_turn * (of_path_s - n_ranks * own_s)
+                each_ns = max(of_path_ns / (2 * n_ranks - m + 1), (longer_ns - lost_ns) / n_ranks)
+                return of_path_ns + (m - 1) * each_ns
+            own_ns = max(of_path_ns / n, fullest_ns if n == n_ranks or fullest_ns > aside_ns else 0.0)
+            return of_path_ns + (m - 1) * own_ns + self.in_turn * (of_path_ns - n_ranks * own_ns)
 
-        def with_sums(n_aside: int) -> float:
-            return max(least(n_ranks - n_aside), in_room_s - self.added(n_aside, aside_s))
-
-        return max(0.0, min(map(with_sums, range(n_ranks))))
-
-    def added(self, n_aside: int, aside_s: float) -> float:
-        """The most by which a sum is over the step where so many ranks have no op of the path.
-
-        Each of them works so long at most: once it counts as its own, else as what comes before or after.
-        """
-        own, beside = _weighed(self)
-        return aside_s * (own + (n_aside - 1) * beside) if n_aside else 0.0
+        return max(0.0, min(map(least, range(1, n_ranks + 1))))
 
 
-@functools.lru_cache(maxsize=1 << 6)
-def _weighed(line: Line) -> tuple[float, float]:
-    """The most that a rank's work is weighed by in :meth:`Line.sums`: in its own, and in another rank's."""
-    rows = line.sums()
-    own = max(row[x] for x, row in enumerate(rows))
-    return own, max((row[-1] for row in rows[:-1]), default=0.0)
-
-
-def least_step_s(
+def least_step_ns(
     work: Work, speeds: Sequence[float], n_microbatches: int, *, in_line: bool, split: bool, line: Line | None
 ) -> float:
     """A bound on the step of every plan on ranks of these speeds.
@@ -192,14 +162,14 @@ def least_step_s(
     ``line``: what more is known of the order that the ranks keep.
     """
     m, fastest = n_microbatches, max(speeds)
-    share = m * work.total_s / sum(speeds)
-    paths = (work.forward_path_s,) if split else (work.forward_path_s, work.path_s)
-    least = max(share, m * work.dearest_s / fastest, max(paths) / fastest)
+    share = m * work.total_ns / sum(speeds)
+    paths = (work.forward_path_ns,) if split else (work.forward_path_ns, work.path_ns)
+    least = max(share, m * work.dearest_ns / fastest, max(paths) / fastest)
     if in_line and len(set(speeds)) == 1:
-        least = max(least, *(_filled_s(work.total_s, path, len(speeds), m) / fastest for path in paths))
+        least = max(least, *(_filled_ns(work.total_ns, path, len(speeds), m) / fastest for path in paths))
     if line is not None:
-        in_order_s = line.least_s(work.total_s, work.longer_s, work.dearest_s, work.aside_s)
-        least = max(least, in_order_s / fastest)
+        in_order_ns = line.least_ns(work.total_ns, work.longer_ns, work.dearest_ns, work.aside_ns)
+        least = max(least, in_order_ns / fastest)
     return least * (1 - PRECISE)
 
 
@@ -223,14 +193,14 @@ def least_work_ns(problem: Problem, lower_ns: int) -> int:
     return max(0, (floor if moving < floor else 0) if problem.overlap else floor - moving)
 
 
-def _filled_s(total_s: float, path_s: float, n_ranks: int, m: int) -> float:
+def _filled_ns(total_ns: float, path_ns: float, n_ranks: int, m: int) -> float:
     """The least B that leaves room for the path and for the rest, by bisection."""
-    rest_s = max(0.0, total_s - path_s)
-    low, high = m * total_s / n_ranks, m * total_s
+    rest_ns = max(0.0, total_ns - path_ns)
+    low, high = m * total_ns / n_ranks, m * total_ns
     for _ in range(60):
         middle = (low + high) / 2
         # ranks that the rest of the work fills, and so do nothing of the path
-        beside = math.floor(rest_s * m / middle) if middle else 0
+        beside = math.floor(rest_ns * m / middle) if middle else 0
         room = middle * (1 - (1 - 1 / m) ** (n_ranks - beside)) if beside < n_ranks else 0.0
-        low, high = (low, middle) if room >= path_s else (middle, high)
+        low, high = (low, middle) if room >= path_ns else (middle, high)
     return low

@@ -79,7 +79,7 @@ class Paths:
     def _table(self, s: int) -> tuple[object, Array]:
         """What stage ``s`` costs from each downset to each other, and what tells its table from others."""
         p, stage = self.problem, self.problem.stages[s]
-        barred = tuple(v for v, i in enumerate(p.items) if not i.first <= s <= p.last_of(v))
+        barred = tuple(v for v, (first, last) in enumerate(p.windows) if not first <= s <= last)
         forward = scaled(self.spans.forward, stage.speed)
         work = forward * (1 + (p.recompute == "always")) + scaled(self.spans.backward, stage.speed)
         loads = stage_ns(work, self.spans.moving[stage.links], 0 * work, p.overlap)
@@ -243,11 +243,11 @@ class Paths:
             if x != self.rank_of[s]:
                 continue
             place, again = own.index(s), p.recompute == "always"
-            spans = self.spans
-            parts = spans.static, spans.saved, spans.workspace * (acting == place), spans.received, spans.sent
+            static, saved, workspace, received, sent = self.spans.bytes_of
+            parts = static, saved, workspace * (acting == place), received, sent
             kept, redone = memory_bytes(alive[place], *parts)
             if again:
-                redone = redone - spans.saved * (acting != place)
+                redone = redone - saved * (acting != place)
             out.append((m, redone if again else kept, limit))
         return out
 

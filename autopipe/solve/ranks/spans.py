@@ -1,6 +1,6 @@
-"""What the items between any two downsets of a list cost as a stage, all pairs at once, with numpy.
+"""What two spans between downsets of a list cost on one rank, and what they save together, many at once.
 
-What two such spans on one rank save together is here too; choosing spans is left to ``virtual``.
+What one costs as a stage is left to ``lines.pairs``, choosing spans to ``virtual``.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy.typing as npt
 
 from ..definition.blocks import freed_bytes
 from ..definition.problem import HUGE, Array, Problem, Stage, memory_bytes, scaled, stage_ns
+from ..lines.pairs import Loads
+from ..lines.reach import Bits
+from ..lines.windows import Downsets
 
 __all__ = ["Spans", "downsets", "prefixes"]
-
-Bits = npt.NDArray[np.bool_]
 
 Span = tuple[Any, Array]
 """Starts and ends of spans, one or an array of each."""
 
 _SIDES: tuple[Any, Any] = (slice(None), None), (None, slice(None))
 """Where the first and the second of two spans stand in a table over pairs of both."""
-_PARTS = ("forward", "backward", "static", "saved", "received", "sent")
 
 
 def downsets(problem: Problem, most: int) -> list[int] | None:
@@ -54,123 +54,44 @@ def prefixes(order: Sequence[int]) -> list[int]:
 class Spans:
     """Tables over pairs of downsets (from, to): the items of ``to`` that ``from`` has not, as one stage.
 
-    ``within`` marks the pairs that are a stage. Transfers and sums are what :meth:`Problem.loads` says of a
-    stage all of whose neighbours are on other ranks. O(pairs · (edges + shares)) by matrix products.
+    Downsets are by rising work, the first empty and the last whole. ``within`` marks the pairs that are a
+    stage. Prices are those of :mod:`..lines.pairs`, as if all of a stage's neighbours were on other ranks.
     """
 
     def __init__(self, problem: Problem, sets: Sequence[int]) -> None:
         self.problem, self.n = problem, len(sets)
-        n_bytes = len(problem.items) // 8 + 1
+        n_items = len(problem.items)
+        n_bytes = n_items // 8 + 1
         rows = np.frombuffer(b"".join(s.to_bytes(n_bytes, "little") for s in sets), dtype=np.uint8)
         bits = np.unpackbits(rows.reshape(self.n, n_bytes), axis=1, bitorder="little")
-        self.holds: Bits = bits[:, : len(problem.items)].astype(bool)
-        self.work = self._sums([i.work_ns for i in problem.items])
+        none, loads = np.zeros(n_items, dtype=bool), Loads(problem)
+        layer = loads.layer(Downsets(none, np.arange(n_items), bits[:, :n_items].astype(bool)))
+        self.holds, self.work = layer.downsets.rows, layer.work
+        held = {links: loads.held(links, layer, layer) for links in {s.links for s in problem.stages}}
+        self.moving = {links: _whole_numbers(each.moving) for links, each in held.items()}
+        any_held = held[problem.stages[0].links]
+        self.within = any_held.may_be
+        times = any_held.forward, any_held.backward, any_held.sync
+        self.forward, self.backward, self.sync = map(_whole_numbers, times)
+        bytes_of = any_held.bytes_of or (np.zeros((self.n, self.n)),) * 5
+        self.bytes_of = tuple(map(_whole_numbers, bytes_of))
+        freed = layer.downsets.sums(np.array([freed_bytes(i.blocks) for i in problem.items], dtype=np.int64))
+        self.freed = freed[None, :] - freed[:, None]
         self.nets = [n for n in problem.nets if n.send_ns or n.receive_ns or n.n_bytes or n.sent_bytes]
         self.makes = self.holds[:, [n.producer for n in self.nets]]
         self.takes = self._counts([n.consumers for n in self.nets])
         self.touches = self._counts([s.items for s in problem.shares])
-        self.within = self._within()
-        self.sync = self._synced()
-        self.moving = {links: self._moving(links) for links in {s.links for s in problem.stages}}
-        for name in _PARTS:
-            setattr(self, name, self._part(name))
-        self.saved = self.saved + self.received * problem.holds_received
-        freed = [freed_bytes(i.blocks) for i in problem.items]
-        sums = self._sums(freed)
-        self.freed = np.asarray(sums[None, :] - sums[:, None])
-        self.workspace = self._workspace() if problem.has_memory else np.zeros_like(self.sync)
-
-    forward: Array
-    backward: Array
-    static: Array
-    saved: Array
-    received: Array
-    sent: Array
-
-    def _sums(self, weights: Sequence[int]) -> Array:
-        return np.asarray(self.holds @ np.array(weights, dtype=np.int64))
 
     def _counts(self, groups: Sequence[Sequence[int]]) -> Array:
         """How many of each group's items each downset holds."""
         columns = [self.holds[:, list(group)].sum(axis=1) for group in groups]
         return np.array(columns, dtype=np.int64).reshape(len(groups), self.n).T
 
-    def _within(self) -> Bits:
-        size = self.holds.sum(axis=1)
-        each = self.holds.astype(np.float64)
-        closed = (each @ each.T) == size[:, None]
-        real = self._sums([1 if i.ops else 0 for i in self.problem.items])
-        more = real[None, :] > real[:, None]
-        return np.asarray(closed & (more | self.problem.allow_empty))
-
     def may_hold(self, s: int) -> Bits:
         """The pairs that stage ``s`` may hold: those of ``within`` whose items' windows have it."""
-        p = self.problem
-        barred = [not i.first <= s <= p.last_of(v) for v, i in enumerate(p.items)]
-        count = self._sums([int(b) for b in barred])
+        barred = [not first <= s <= last for first, last in self.problem.windows]
+        count = self.holds @ np.array(barred, dtype=np.int64)
         return np.asarray(self.within & (count[:, None] == count[None, :]))
-
-    def _touched(self, counts: Array, sizes: Sequence[int], weights: Sequence[int], since: Bits) -> Array:
-        """Σ weight over the groups of which a pair's items hold some, where ``since`` holds at its start."""
-        out = np.zeros((self.n, self.n))
-        each, prices = np.array(sizes, dtype=np.int64), np.array(weights, dtype=np.float64)
-        for level in range(max(sizes, default=0)):
-            of = np.flatnonzero((each > level) & (prices != 0))
-            below = (counts[:, of] == level) & since[:, of]
-            out += (below * prices[of]) @ (counts[:, of] > level).T.astype(np.float64)
-        return np.asarray(np.rint(out), dtype=np.int64)
-
-    def _received(self, weights: Sequence[int]) -> Array:
-        return self._touched(self.takes, [len(n.consumers) for n in self.nets], weights, self.makes)
-
-    def _sent(self, weights: Sequence[int]) -> Array:
-        """Σ weight over the values that a pair's items make and some item after it takes."""
-        sizes = np.array([len(n.consumers) for n in self.nets], dtype=np.int64)
-        still = (self.takes < sizes) * np.array(weights, dtype=np.float64)
-        own = (still * self.makes).sum(axis=1)[None, :] - self.makes.astype(np.float64) @ still.T
-        return np.asarray(np.rint(own), dtype=np.int64)
-
-    def _shared(self, weights: Sequence[int]) -> Array:
-        shares = self.problem.shares
-        always = np.ones_like(self.touches, dtype=bool)
-        return self._touched(self.touches, [len(s.items) for s in shares], weights, always)
-
-    def _moving(self, links: tuple[int, int]) -> Array:
-        sends, receives = (
-            zip(*(n.prices_ns(links) for n in self.nets), strict=True) if self.nets else ((), ())
-        )
-        return self._received(receives) + self._sent(sends)
-
-    def _synced(self) -> Array:
-        shares = self.problem.shares
-        sizes = np.array([len(s.items) for s in shares], dtype=np.int64)
-        prices = np.array([s.sync_ns for s in shares], dtype=np.float64)
-        whole = ((self.touches == 0) * prices) @ (self.touches == sizes).T.astype(np.float64)
-        synced = self._shared([s.sync_ns for s in shares])
-        return np.asarray(synced - np.rint(whole).astype(np.int64))
-
-    def _part(self, name: str) -> Array:
-        if name in ("received", "sent"):
-            if not self.problem.has_memory:
-                return np.zeros((self.n, self.n), dtype=np.int64)
-            if name == "received":
-                return self._received([n.n_bytes for n in self.nets])
-            return self._sent([n.sent_bytes for n in self.nets])
-        field = f"{name}_ns" if name in ("forward", "backward") else f"{name}_bytes"
-        sums = self._sums([getattr(i, field) for i in self.problem.items])
-        shared = self._shared([getattr(s, field) for s in self.problem.shares])
-        return np.asarray(sums[None, :] - sums[:, None] + shared)
-
-    def _workspace(self) -> Array:
-        out = np.zeros((self.n, self.n), dtype=np.int64)
-        peaks: list[tuple[int, npt.NDArray[Any]]] = [
-            (i.workspace_bytes, self.holds[:, [v]]) for v, i in enumerate(self.problem.items)
-        ]
-        shares = self.problem.shares
-        peaks += [(s.workspace_bytes, self.touches[:, [x]]) for x, s in enumerate(shares)]
-        for peak, count in sorted((p for p in peaks if p[0]), key=lambda p: p[0]):
-            out[count != count.T] = peak
-        return out
 
     def together(
         self, links: Sequence[tuple[int, int]], a: tuple[int, Array], b: tuple[Array, Array]
@@ -255,8 +176,7 @@ class Spans:
         acting: list[Array] = []
         spans: tuple[Span, Span] = (a, b)
         for span, row, more in zip(spans, _SIDES, again, strict=True):
-            parts = (self.static, self.saved, self.workspace, self.received, self.sent)
-            static, saved, workspace, received, sent = (part[span][row] for part in parts)
+            static, saved, workspace, received, sent = (part[span][row] for part in self.bytes_of)
             kept.append(received if more else saved - self.freed[span][row] if more is None else saved)
             acting.append(workspace + saved * (more is True))
             total = total + memory_bytes(stage.in_flight, static, 0, 0, received, sent)[0]
@@ -266,6 +186,10 @@ class Spans:
             at_once = acting[x] + sum(n * k for n, k in zip(alive, kept, strict=False))
             peak = np.maximum(peak, at_once)
         return np.asarray(total + peak <= stage.limit_bytes)
+
+
+def _whole_numbers(table: npt.NDArray[Any]) -> Array:
+    return np.asarray(np.rint(table), dtype=np.int64)
 
 
 def _product(a: Bits, b: Bits, weights: Sequence[int]) -> Array:

@@ -20,13 +20,14 @@ from ..definition.relaxed import all_received, apart, cheapest, holds_less
 from ..lines.intervals import near_chain
 from ..lines.moves import fitting, improve
 from ..lines.orders import orders
+from ..lines.reach import Bits
 from ..lines.room import roomy_chain
 from ..proof.bounds import lower_bound
 from ..proof.packing import packed
 from ..stopping import GRACE_S, clock_s
 from .paths import Paths
 from .recut import recut
-from .spans import Bits, Spans, downsets, prefixes
+from .spans import Spans, downsets, prefixes
 
 __all__ = ["least_load", "several"]
 

@@ -129,7 +129,7 @@ def test_of_alike_layers_in_a_row_the_bound_is_the_step(n_microbatches):
 def test_of_even_ranks_the_bound_is_near_the_step_for_any_microbatches(n_microbatches):
     """Sixteen ranks of a second each: M + 15 of them; of no more microbatches than ranks, within a ninth."""
     of_each = 16.0, 32 / 3, 1.0, 0.0
-    in_turn, forwards_first = (Line(16, n_microbatches, way).least_s(*of_each) for way in (True, False))
+    in_turn, forwards_first = (Line(16, n_microbatches, way).least_ns(*of_each) for way in (True, False))
     step_s = n_microbatches + 15
     assert forwards_first == pytest.approx(step_s)
     assert in_turn <= step_s * (1 + 1e-9)
