@@ -72,6 +72,7 @@ class MixedRows:
         always, training = found.always, found.training or ("" if found.by_call else found.carried)
         if self._is_whole:
             always, training = "", tail.before
+            self._check_given()
             self._check_taken(batch)
         forms = self._capture.forms[self._model.training]
         usual = self._capture.own[self._model.training][0]
@@ -133,6 +134,25 @@ class MixedRows:
                 drawn,
             )
         self._drawn[training] = drawn
+
+    def _check_given(self) -> None:
+        """Raise :class:`InputError` where calls of another kind make a number of rows ahead of the tail.
+
+        The plan's tail is that of the first kind, and takes of numbers those of one microbatch.
+        """
+        first, ops = self._capture.kinds[0], self._capture.ops
+        if self._capture is first:
+            return
+        given = (
+            a for a, takers in ops.consumers.items() if any(ops.by_name[b].kind == "output" for b in takers)
+        )
+        for op in (ops.by_name[name] for name in given if name not in first.ops.tail):
+            if op.is_tainted and op.outputs and all(axis is None for axis in row_axes(ops, op.name)):
+                raise InputError(
+                    f"{op.source or op.name} makes a number of all rows, in a call unlike the one that "
+                    f"{type(self._model).__name__} was planned for, of which other ops have the whole batch; "
+                    "pass n_microbatches=1, or capture with such a call and plan for it"
+                )
 
     def _check_taken(self, batch: Batch) -> None:
         """Raise :class:`InputError` where microbatches do not make what the form of the whole batch takes."""

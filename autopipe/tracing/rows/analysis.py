@@ -66,7 +66,7 @@ def with_rows_of_the_example(
     dim, told = batch_dim(dims), (forms, given, dims, variation.shapes, session.device)
     own = None if dim is None else OwnBackwards(session.code, dim, variation.shapes)
     found = known.mixing if known else mixing(session.code, *told, session.start, own, takes=takes)
-    if not (known or found.always):
+    if not (known or found.points):
         told_of = session.code, forms[True], given, loose, session.device, session.start
         calls = CallsInTurn(*told_of, lambda: session.runs.snapshot.is_unchanged)
         written = () if found.training else by_call(calls)
@@ -96,9 +96,10 @@ def with_rows_of_the_example(
             tail, found = longer, dataclasses.replace(found, gathered=True)
             mixed = _in_backward(session, forms[True], given, loose, own, tail)
         found = dataclasses.replace(found, backward=next(iter(mixed.values()), ""))
-    if found.carried and tail.ops:
-        # all that writes is in the tail, which runs once
-        found = dataclasses.replace(found, by_call=())
+    if found.by_call and tail.ops:
+        # what writes in the tail runs once; batch norm ahead of it is told of as such
+        left = () if found.carried or tail.before else _left_ahead(forms[True], found.by_call, tail)
+        found = dataclasses.replace(found, by_call=left)
     if not all(_moves_inside(form, tail) for form in forms.values()):
         found = dataclasses.replace(found, by_call=tuple(dict.fromkeys((*found.by_call, *moved))))
     if remade := sorted(session.runs.repeats.remade):
@@ -111,6 +112,19 @@ def with_rows_of_the_example(
             drawn = shared_draws(session.code, forms[True], run, session.device)
             found = dataclasses.replace(found, shared_draws=drawn)
     return dataclasses.replace(variation, mixing=found, tail=tail)
+
+
+def _left_ahead(form: Recording, names: Sequence[str], tail: Tail) -> tuple[str, ...]:
+    """Those of the buffers and numbers by ``names`` that a form may write ahead of its tail."""
+    held = {c.target: c.storages for c in form.calls if c.op == "get_attr"}
+    ahead = [c for c in form.calls if c.name not in tail.ops]
+    writes = frozenset[int]().union(*(c.writes for c in ahead))
+    mutated, seen = ({n for c in calls for n in c.mutated} for calls in (ahead, form.calls))
+    return tuple(
+        n
+        for n in names
+        if n in mutated or not writes.isdisjoint(held.get(n, ())) or n not in held.keys() | seen
+    )
 
 
 def _uneven(

@@ -254,12 +254,16 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _other_rows(given: Mapping[str, Tensor], dim: Dim) -> dict[str, Tensor]:
-    """The tensors with each of their first rows twice: they come to another mean."""
+    """The tensors with each of their first rows twice, floats less each time: they come to another mean."""
     out = dict(given)
     for name, axis in dim.where:
         n = given[name].shape[axis]
         places = torch.arange(n - 1, -1, -1, device=given[name].device) // 2
-        out[name] = given[name].detach().index_select(axis, places)
+        chosen = given[name].detach().index_select(axis, places)
+        if chosen.is_floating_point():
+            shares = torch.linspace(1, 0.5, n, device="cpu").to(chosen)
+            chosen = chosen * shares.view(-1, *[1] * (chosen.ndim - axis - 1))
+        out[name] = chosen
     return out
 
 

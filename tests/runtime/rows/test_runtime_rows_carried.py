@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import autopipe
+from autopipe.errors import InputError
 from autopipe.tracing.rows import per_call_state
 from autopipe.tracing.sizes.rerun import replay
 
@@ -49,6 +50,21 @@ class Centre(nn.Module):
 
     def forward(self, y):
         loss = (y - self.mean).abs().sum(1)
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.5).add_(0.5 * y.mean(0))
+        return loss
+
+
+class Apart(nn.Module):
+    """Compares rows with one another, as they lie about a running mean of those before."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, y):
+        loss = ((y - self.mean) @ (y + self.mean).T).logsumexp(1)
         if self.training:
             with torch.no_grad():
                 self.mean.mul_(0.5).add_(0.5 * y.mean(0))
@@ -115,7 +131,7 @@ class Scaled(nn.Module):
 WRITING = [Decayed, Teacher, Scaled]
 
 
-@pytest.mark.parametrize("keep", [Queue, Centre, History, *WRITING])
+@pytest.mark.parametrize("keep", [Queue, Centre, Apart, History, *WRITING])
 def test_what_one_call_leaves_for_the_next_is_left_once_a_step(keep):
     def make():
         torch.manual_seed(0)
@@ -137,6 +153,53 @@ def test_what_one_call_leaves_for_the_next_is_left_once_a_step(keep):
     runtime.gather_weights()
     torch.testing.assert_close(model.state_dict(), plain.state_dict())
     runtime.evaluate(batches[0])
+
+
+class Watched(nn.Module):
+    """Compares rows with one another, and keeps a running mean that nothing goes by."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        y = self.b(self.a(x).tanh())
+        with torch.no_grad():
+            self.mean.mul_(0.5).add_(0.5 * y.mean(0))
+        return (y @ y.T).logsumexp(1).mean()
+
+
+def test_what_each_microbatch_writes_ahead_of_a_tail_is_told_of(caplog):
+    model, x = Watched().double(), torch.randn(6, 4, dtype=torch.float64)
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
+    assert pipe.graph.ops.tail
+    pipe.runtime().step(x)
+    assert "a forward in training changes mean at each call" in caplog.text
+
+
+class ByKind(nn.Module):
+    """Compares rows with one another, or with what a call gives beside them."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x, wanted=None):
+        y = self.b(self.a(x).tanh())
+        return (y @ y.T).logsumexp(1).mean() if wanted is None else F.mse_loss(y, wanted)
+
+
+def test_a_loss_of_another_kind_of_call_is_not_taken_of_one_microbatch():
+    model, x = ByKind().double(), torch.randn(6, 4, dtype=torch.float64)
+    runtime = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3).runtime()
+    runtime.step(x)
+    with pytest.raises(InputError, match="makes a number of all rows, in a call unlike the one"):
+        runtime.step(x, wanted=torch.ones_like(x))
+    expected = F.mse_loss(model.b(model.a(x).tanh()), torch.ones_like(x))
+    torch.testing.assert_close(
+        runtime.step(x, wanted=torch.ones_like(x), n_microbatches=1).loss, expected.detach()
+    )
 
 
 class KeyedEarly(Keyed):
