@@ -9,6 +9,7 @@ import copy
 import datetime
 import itertools
 import os
+import pathlib
 import sys
 import time
 
@@ -517,6 +518,8 @@ def the_job_is_joined():
     plain = copy.deepcopy(model)
     with simulated.settings(**WAYS["eager"]):
         pipe = autopipe.split(model, WORLD, (x,), n_microbatches=2)
+        threads = [path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
+        assert "gloo_tcp_loop" in threads, threads  # the host's half of the group is still there
         assert pipe.costs.device == accelerator.name(torch.device("sim"))
         runtime = pipe.runtime(nn.functional.mse_loss)
         assert runtime.device == torch.device("sim", int(os.environ["LOCAL_RANK"]))

@@ -132,6 +132,7 @@ class Group(dist.ProcessGroup):
         self._lanes: dict[str, Lane] = {}
         self.latest: dict[int, Work] = {}
         self.is_aborted, self.error = False, ""
+        self.beside: Any = None  # torch's own group of the same ranks, held as long as this one
         self._ends_process = os.environ.get("TORCH_SIMCCL_ASYNC_ERROR_HANDLING", "3") in ("1", "3")
 
     def tear_down(self, why: str) -> None:
@@ -312,7 +313,13 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _create(store: Any, rank: int, size: int, limit: datetime.timedelta) -> Group:
-    return Group(store, rank, size, limit)
+    """What torch asks for. It puts a group written in Python in place of all it made for other devices.
+
+    Dropped on one rank, gloo's connections would break while another still makes its end of them.
+    """
+    group = Group(store, rank, size, limit)
+    group.beside = sys._getframe(1).f_locals.get("pg")
+    return group
 
 
 dist.Backend.register_backend("simccl", _create, devices=["sim"])
