@@ -157,7 +157,30 @@ def test_what_one_layer_does_to_a_single_row_is_found_whichever_it_is(
     assert bool(found.one_row) is (least == 2)
 
 
-def test_one_layer_is_given_a_single_row_for_all_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+class Placed(nn.Module):
+    """A layer whose code drops a single row's axis if it is the fourth, as its number or a buffer says."""
+
+    def __init__(self, place: int, by_size: bool) -> None:
+        super().__init__()
+        self.linear, self.layer_idx, self.by_size = nn.Linear(4, 4), place, by_size
+        self.register_buffer("least", torch.zeros(2 if by_size and place == 3 else 1))
+
+    def forward(self, x: Tensor, beside: Any = None) -> Tensor:
+        made = self.linear(x)
+        is_few = len(x) < len(self.least) if self.by_size else len(x) == 1 and self.layer_idx == 3
+        return made[0] if is_few else made
+
+
+@pytest.mark.parametrize("by_size", [False, True])
+def test_what_code_of_one_layer_does_to_a_single_row_alone_is_found(by_size: bool) -> None:
+    model = Stack(torch.tanh, torch.tanh, 0)
+    model.layers = nn.ModuleList(Placed(i, by_size) for i in range(N_LAYERS))
+    assert "layers.3" in captured(model).one_row
+
+
+def test_one_layer_of_torchs_is_given_a_single_row_for_all_of_its_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: collections.Counter[str] = collections.Counter()
     run_call = rerun.run_call
 
@@ -166,6 +189,8 @@ def test_one_layer_is_given_a_single_row_for_all_of_its_kind(monkeypatch: pytest
         return run_call(model, constants, call, args, *told)
 
     monkeypatch.setattr(rerun, "run_call", noting)
-    assert not captured(Stack(torch.tanh, torch.tanh, 0)).one_row
-    assert seen["layers.0"] == 2 + seen["layers.1"]
-    assert len({seen[f"layers.{i}"] for i in range(1, N_LAYERS)}) == 1
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(N_LAYERS)))
+    assert not capture(model, (torch.randn(2, 4),)).variation.mixing.one_row
+    assert seen["0"] == 2 + seen["1"]
+    assert len({seen[str(i)] for i in range(1, N_LAYERS)}) == 1

@@ -23,7 +23,7 @@ from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from ..code.own_code import HOOKS, OwnCode
 from ..state.example_data import hooks_kept_back
-from .noise import EvenNoise
+from .noise import NoDropout
 from .results import ALLOWED, EQUAL, Rows, axes, is_close
 
 __all__ = ["OwnBackwards", "mixed_in_backward"]
@@ -171,8 +171,8 @@ def _are_mixed(run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor], tak
         return True
     if not takes_more or _are_close(first, made("abb", (0,))):
         return False
-    with EvenNoise(weights[0].device):  # a batch of more rows draws other noise
-        return not _are_close(made("ab", (0,)), made("abb", (0,)))
+    with NoDropout() as noise:  # a batch of more rows leaves out others; what else is drawn may hide mixing
+        return not (_are_close(made("ab", (0,)), made("abb", (0,))) and noise.is_of_rows)
 
 
 def _hands_on_parts(run: Rows, asked: _Made, weights: Sequence[Tensor]) -> bool:

@@ -67,7 +67,7 @@ def _ask(
         if (names is None or call.name in names)
         and _is_asked(both.of("ab")[i], at := _row_axes(call, dim, shapes), is_anew=names is not None)
     ]
-    orders = ("aa", "bb", "ab", "ba", *(["bba"] if takes_more else []))
+    orders = ("aa", "bb", "ab", "ba", *(["bab"] if takes_more else []))
     given = {rows: both.placed(rows) for rows in orders} if asked else {}
     untold = set[str]()
     for i, call, at in asked if both.is_by_row else ():
@@ -185,6 +185,6 @@ def _made_of_rows(values: Mapping[str, Tensor]) -> str:
 
     is_sum = kind is not torch.bool and is_as(lambda rows: rows.sum(0) / 2)
     is_mean = kind.is_floating_point and is_as(lambda rows: rows.mean(0))
-    if (is_sum or is_mean) and "bba" not in values:
+    if (is_sum or is_mean) and "bab" not in values:
         return "unknown"
     return "sum" if is_sum else "mean" if is_mean else "neither"

@@ -2,7 +2,7 @@
 
 A graph is run on rows a b, a a and b b. Where rows are alone, a is the same beside b as beside a, and a
 number made from all rows (a mean loss) is the mean of what it is for each: an even one, or one over labels,
-which can be counted. On rows b b a both are what they were, wherever they are and how many there are. The
+which can be counted. On rows b a b both are what they were, wherever they are and how many there are. The
 random numbers are the same in each run, so noise drawn inside is no mixing. What follows for microbatches is
 left to ``runtime``.
 """

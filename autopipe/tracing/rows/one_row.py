@@ -39,7 +39,8 @@ def fault_in_one_row(
     """In words, the first call ahead of the ``tail`` that one row is not to one as more are; or "".
 
     It has other axes then, or fails, as it does not with two. A form that asks for more rows has no fault. Of
-    layers that are of one kind, and were seen to do the same, one runs for all where that goes well.
+    torch's layers of one kind that were seen to do the same, one runs for all where that goes well; the
+    model's own code may do otherwise for a single row, whatever it did for more.
     """
     dim = batch_dim(variation.dims)
     if dim is None or dim.packed or dim.example < 2 or not variation.takes_rows(1):
@@ -51,7 +52,8 @@ def fault_in_one_row(
     )
     alike: AlikeLayers | None = session.code.alike.get(form.calls[-1])
     if alike is not None and alike.is_worth_it:
-        alike = alike.of_kind(partial(layer_kind, session.model))
+        own = {c.target for c in form.calls if c.op == "call_module" and session.code.is_own(c)}
+        alike = alike.of_kind(lambda path: path if path in own else layer_kind(session.model, path))
         if alike.is_worth_it and not _fault(form, run(alike=alike), variation.shapes, tail):
             return ""
     return _fault(form, run(), variation.shapes, tail)

@@ -192,18 +192,15 @@ class Results:
         """In words, the first call whose rows are others in other places, or among more rows; or nothing.
 
         Both are asked at once, where the form ``takes_more`` rows by one; of numbers made of two rows, the
-        first alone, where three of them do not tell. Where what comes out differs by little, though by more
-        than rounding, some op must differ by more. Not asked of longer batches that draw noise, which is not
-        known row by row there.
+        first alone. Where what comes out differs by little, though by more than rounding, some op must differ
+        by more. Not asked of longer batches that draw noise, which is not known row by row there.
         """
         if self._is_noisy and self._is_longer:
             return ""
         asked = () if self._is_longer else self._numbers
-        there = ("bab" if self._is_longer else "bba") if takes_more else "ba"
+        there = "bab" if takes_more else "ba"
         order = there[:2] if self._is_longer else there  # a third row comes behind the others, if there are
         before, after = self.of("ab"), self.placed(there)
-        if takes_more and all(map(self._is_of_three, asked)):
-            asked = ()
         swapped = self.placed("ba") if asked else ()
         if not self._noise.is_by_row:
             return ""
@@ -322,28 +319,18 @@ class Results:
                 return f"{call_and_place(self.leaves[i])} is {three}"
         return ""
 
-    def _is_of_three(self, i: int) -> bool:
-        """Whether a number for rows b b a is what that for a b says of them in any order, where that tells.
-
-        Of these each row that comes ahead of another one comes behind it in a b, or is alike.
-        """
-        if self._is_noisy or (self._is_counted and self._shares is None):
-            return False
-        mean, summed, found, allowed = self._of_three(i, EQUAL)
-        return min(abs(found - mean), abs(found - summed)) <= allowed
-
-    def _of_three(self, i: int, level: Mapping[dtype, float] = ALLOWED) -> tuple[float, float, float, float]:
-        """A number for rows b b a: if it is a mean, if it is a sum, as it is; and how much is rounding.
+    def _of_three(self, i: int) -> tuple[float, float, float, float]:
+        """A number for rows b a b: if it is a mean, if it is a sum, as it is; and how much is rounding.
 
         A batch of three draws other noise than one of two, so each row is given its own.
         """
-        aa, bb, bba = (float(self.placed(rows)[i]) for rows in ("aa", "bb", "bba"))
-        allowed = level.get(self.of("ab")[i].dtype, _ALLOWED_BELOW) * max(map(abs, (aa, bb, bba)))
+        aa, bb, bab = (float(self.placed(rows)[i]) for rows in ("aa", "bb", "bab"))
+        allowed = ALLOWED.get(self.of("ab")[i].dtype, _ALLOWED_BELOW) * max(map(abs, (aa, bb, bab)))
         shares = self._shares_in(float(self.of("ab")[i]), aa, bb)
         if shares is None:
-            return bba, aa / 2 + bb, bba, allowed
+            return bab, aa / 2 + bb, bab, allowed
         a, b = shares
-        return (a * aa + 2 * b * bb) / (a + 2 * b), aa / 2 + bb, bba, allowed
+        return (a * aa + 2 * b * bb) / (a + 2 * b), aa / 2 + bb, bab, allowed
 
     def _shares_in(self, ab: float, aa: float, bb: float) -> tuple[float, float] | None:
         """What rows a and b weigh in a mean: evenly, or by their labels; None where these do not tell."""

@@ -81,6 +81,32 @@ def test_what_is_left_out_beside_more_rows_is_no_mixing(function, is_mixed):
     assert bool(variation.mixing.backward or variation.tail.ops) is is_mixed
 
 
+class Drawing(nn.Module):
+    """A layer that divides gradients by how many rows there are, beside what it draws."""
+
+    def __init__(self, draws):
+        super().__init__()
+        self.linear, self.draws = nn.Linear(6, 6), draws
+
+    def forward(self, x):
+        return Averaged.apply(self.linear(x)) * self.draws(x)
+
+
+@pytest.mark.parametrize(
+    "draws",
+    [
+        lambda x: torch.bernoulli(torch.ones_like(x)),
+        lambda x: torch.rand_like(x) > 0.7,
+        lambda x: 1 + torch.randint(0, 2, (len(x), 1)),
+    ],
+)
+def test_noise_hides_no_mixing_in_a_backward(draws):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), Drawing(draws), nn.Linear(6, 6)).double()
+    variation = autopipe.capture(model, (torch.randn(8, 6, dtype=torch.float64),)).variation
+    assert variation.mixing.backward or variation.tail.ops
+
+
 class Hooking(nn.Module):
     """A layer that hooks on the gradient of what it computes, in its forward or from outside."""
 
