@@ -380,6 +380,11 @@ def default_store() -> Any:
     return torch.distributed.distributed_c10d._get_default_store()
 
 
+def store_of_first_group(store: Any) -> Any:
+    """What :func:`default_store` is on ranks whose first group was made on ``store``."""
+    return torch.distributed.PrefixStore("0/", store)  # type: ignore[attr-defined]
+
+
 def backend_plugin(name: str) -> Any:
     """What a device's package registered as the process-group backend of this name; None without one."""
     return torch.distributed.Backend._plugins.get(name.upper())

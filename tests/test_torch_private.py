@@ -385,6 +385,7 @@ def test_what_of_distributed_is_used_is_there(tmp_path: pathlib.Path) -> None:
     try:
         private.default_store().set("key", "value")
         assert private.default_store().get("key") == b"value"
+        assert private.store_of_first_group(store).get("key") == b"value"
     finally:
         torch.distributed.destroy_process_group()
     assert private.backend_plugin("no such backend") is None

@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from .. import errors
 from ..errors import AutopipeError, InputError, PlanError, StepError
-from ..runtime.wire.ended import say_ended
+from ..runtime.wire.ended import say_ended, say_not_joined
 from ..runtime.wire.side_thread import in_side_thread
 from ..runtime.wire.store_messages import StoreMessages, call_of_all
 
@@ -107,12 +107,14 @@ def _join(backend: str) -> None:
     """Make the group; of a restarted job not in its first start's store, which has dead ranks' addresses."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     # several agents count their own restarts only, so that ranks could look for one another in two places
-    if attempt == "0" or os.environ.get("GROUP_WORLD_SIZE") != "1":
-        dist.init_process_group(backend)
-        return
+    is_first = attempt == "0" or os.environ.get("GROUP_WORLD_SIZE") != "1"
     store, rank, n_ranks = next(rendezvous("env://"))
-    own = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=own, rank=rank, world_size=n_ranks)
+    own = dist.PrefixStore("default_pg" if is_first else f"attempt {attempt}", store)  # type: ignore[attr-defined]
+    try:
+        dist.init_process_group(backend, store=own, rank=rank, world_size=n_ranks)
+    except Exception as error:
+        say_not_joined(own, rank, error)  # others may be through, and wait for this one
+        raise
 
 
 def _leave_group() -> None:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from typing import Any
 
 import torch.distributed as dist
 
 from ...errors import StepError
-from ...torch_private import default_store
+from ...torch_private import default_store, store_of_first_group
 from .board import Board
 from .job_key import Seal, attempt, job_key
 
-__all__ = ["ended", "say_ended"]
+__all__ = ["ended", "say_ended", "say_not_joined"]
 
 _CORNER = "ended"
+ANSWER_S = 5.0
+"""How long the store may take to hear it: nobody is to wait for a host that is stopped."""
 
 
 def say_ended() -> None:
@@ -34,6 +37,17 @@ def say_ended() -> None:
     store = dist.PrefixStore(name, default_store())  # type: ignore[attr-defined]
     with contextlib.suppress(RuntimeError):  # the store is gone, and who waits for its host knows
         store.set(str(rank), Seal(job_key(), name).close(str(rank), text))
+
+
+def say_not_joined(store: Any, rank: int, error: Exception) -> None:
+    """Leave word in the group's ``store`` that ``error`` kept ``rank`` out; others may be in it."""
+    board = Board(store_of_first_group(store), _CORNER, lambda: ANSWER_S)
+    first_line = str(error).partition("\n")[0]  # torch's have the stack below it
+    why = f"{type(error).__name__}: {first_line}"
+    text = f"rank {rank} could not join the process group: {why}; look at its log"
+    with contextlib.suppress(RuntimeError):  # the store is gone, and who waits for its host knows
+        board.post(str(rank), text)
+    board.close()
 
 
 def ended(board: Board, rank: int) -> str:

@@ -112,6 +112,15 @@ EARLY = """
         if rank == 1 and at == where:
             raise ValueError("bad weather")
 
+    held = []  # dropped, the group would end under the other rank, which may not be through
+
+    def connects_and_fails(*args, make=dist.ProcessGroupGloo, **kwargs):
+        held.append(make(*args, **kwargs))
+        fails("join")
+
+    if rank == 1 and where == "join":
+        dist.distributed_c10d.ProcessGroupGloo = connects_and_fails
+
     class Fails(nn.Linear):
         def forward(self, x):
             fails("split")
@@ -138,7 +147,11 @@ EARLY = """
 @pytest.mark.parametrize(
     ("where", "makes_group"),
     # in no group yet a rank can tell nobody
-    [("before", True), *((where, made) for where in ("split", "runtime", "step") for made in (True, False))],
+    [
+        ("before", True),
+        ("join", False),
+        *((where, made) for where in ("split", "runtime", "step") for made in (True, False)),
+    ],
 )
 def test_a_rank_that_ends_by_an_error_ends_the_others_at_once(where, makes_group, tmp_path):
     """With the store's host elsewhere, as under torchrun: nothing but its word tells that it is gone."""
