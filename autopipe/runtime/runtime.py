@@ -252,9 +252,10 @@ class Runtime(BetweenSteps):
 
         Each batch is what :meth:`step` takes: a mapping of its keyword arguments (``target`` among them) or a
         tuple of its positional ones. Batches may be ragged: each weighs by what the loss averages over, rows
-        or counted labels. Losses that compare rows compare those of one batch. Ranks sum their gradients
-        once, in the last batch. Under ``feed`` the other ranks pass as many empty batches, else every rank
-        raises :class:`InputError`. Replicas may pass different numbers of batches, unless stages are sharded.
+        or counted labels; where that cannot be told by rows, which a warning says. Losses that compare rows
+        compare those of one batch. Ranks sum their gradients once, in the last batch. Under ``feed`` the
+        other ranks pass as many empty batches, else every rank raises :class:`InputError`. Replicas may pass
+        different numbers of batches, unless stages are sharded.
 
         Returns the loss of all batches together. Raises what :meth:`step` raises.
         """

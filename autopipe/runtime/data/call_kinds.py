@@ -58,11 +58,12 @@ class Kinds:
     def _make(self, number: int, capture: Capture) -> Kind:
         options, is_whole = self._options, self._is_whole
         reduction, weight, loss_fn = options.loss_reduction, options.loss_weight, options.loss_fn
+        is_replicated = options.mesh is not None and options.mesh.ndim > 1
         return Kind(
             number,
             capture,
             Splitter(capture, options.batch_dims),
-            Weigher(capture, reduction, weight, loss_fn, is_whole=is_whole),
+            Weigher(capture, reduction, weight, loss_fn, is_whole=is_whole, is_replicated=is_replicated),
             MixedRows(capture, options.mixed_rows, is_whole),
             Outputs(capture),
         )

@@ -65,8 +65,9 @@ class Weigher:
 
     ``reduction`` is ``"mean"`` or ``"sum"``, or None for what ``loss_fn`` says of itself, else the mean;
     ``given`` overrules it. Without a ``loss_fn`` the model computes the loss, of which the capture tells
-    whether it is a sum. Where that ``is_whole``, made of all microbatches together, labels need not be
-    counted. ``is_counted`` says whether labels of the model's own loss are.
+    whether it is a sum. Where that ``is_whole``, made of all microbatches together, labels tell what batches
+    weigh and not what microbatches do: beside those of replicas where it ``is_replicated``. ``is_counted``
+    says whether labels of the model's own loss are counted.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Weigher:
         loss_fn: Callable[..., Any] | None,
         *,
         is_whole: bool = False,
+        is_replicated: bool = False,
     ) -> None:
         if reduction not in ("mean", "sum", None):
             raise InputError(f"loss_reduction is {reduction!r}; it is 'mean' or 'sum'")
@@ -86,13 +88,14 @@ class Weigher:
         self.is_sum = (reduction or said.get("reduction")) == "sum"
         self._given = given
         self._labels = None if self.is_sum or "ignore_index" not in said else said
-        is_counted = given is None and not self.is_sum and not is_whole
+        is_counted = given is None and not self.is_sum
         self._capture, self._told = capture, set[str]()
         self._known: dict[fx.Graph, Losses] = {}
         self._is_models_own = loss_fn is None
+        self._is_whole, self._is_replicated = is_whole, is_replicated
         self.is_counted = is_counted and self._is_models_own
-        self._has_beside = is_counted and not self._is_models_own and not said
-        if self.is_counted:
+        self._has_beside = is_counted and not is_whole and not self._is_models_own and not said
+        if self.is_counted and not is_whole:
             self._losses(capture.own[capture.model.training][0])
 
     def weigh(
@@ -117,6 +120,11 @@ class Weigher:
         if self.is_sum:
             return [1.0] * batch.n_microbatches, None
         by_rows = _normalised(batch.rows)
+        if self.is_counted and self._is_whole:
+            if not self._is_replicated:
+                return by_rows
+            unit, counted = self.measure([Bound(batch, args, kwargs, bound)])
+            return by_rows[0], None if unit == "sums" else counted[0]
         n_sums, raw = self._counts([batch]) if self.is_counted else (0, [])
         sums: list[Weights] = [([1.0] * batch.n_microbatches, None)] * n_sums
         if self._labels is not None and all(map(_are_labels, batch.targets)):
@@ -129,7 +137,7 @@ class Weigher:
             return by_rows[0], 0.0 if counts else by_rows[1]
         if all(_are_close(found[0][0], other) for other, _ in found[1:]):
             return found[0]
-        self.warn("it averages several times, over labels that are counted differently")
+        self.warn(_COUNTED_DIFFERENTLY)
         return by_rows
 
     def weigh_outputs(
@@ -171,10 +179,17 @@ class Weigher:
         n_sums, raw = self._counts(batches) if self.is_counted else (0, [])
         if n_sums:
             return "sums", [1.0] * len(batches)
+        by_rows: Measured = "rows", [float(sum(b.rows)) for b in batches]
         if not raw:
-            return "rows", [float(sum(b.rows)) for b in batches]
-        left = iter(_read(raw[0]))
-        return "labels", [sum(itertools.islice(left, b.n_microbatches)) for b in batches]
+            if self.is_counted and self._is_whole and not self._told:
+                self.warn("it is made of all rows of a batch at once")
+            return by_rows
+        counts = [_by_batch(count, batches) for count in raw]
+        shares = [_normalised(count)[0] for count in counts if sum(count)]
+        if not all(_are_close(shares[0], other) for other in shares[1:]):
+            self.warn(_COUNTED_DIFFERENTLY)
+            return by_rows
+        return "labels", next((count for count in counts if sum(count)), counts[0])
 
     def beside(self, batch: Batch) -> Sequence[float | Tensor] | None:
         """What microbatches weigh in the mean over labels that the model has beside a ``loss_fn``.
@@ -285,9 +300,11 @@ def _normalised(weights: Sequence[float]) -> Weights:
 
 
 _WARNING = (
-    "the model's loss cannot be weighed exactly by its labels, since %s: microbatches weigh by rows, which "
-    "differs from the full batch where their counted labels do; pass loss_weight to say otherwise"
+    "the model's loss cannot be weighed exactly by its labels, since %s: microbatches weigh by rows, as do "
+    "batches of accumulate(), which differs from the full batch where their counted labels do; pass "
+    "loss_weight to say otherwise"
 )
+_COUNTED_DIFFERENTLY = "it averages several times, over labels that are counted differently"
 
 
 def _are_close(a: Sequence[float | Tensor], b: Sequence[float | Tensor]) -> bool:
@@ -310,6 +327,12 @@ def _read(counts: Sequence[float | Tensor]) -> list[float]:
     tensors = [count for count in counts if isinstance(count, Tensor)]
     found = iter(torch.stack(tensors).tolist() if tensors else ())
     return [next(found) if isinstance(count, Tensor) else count for count in counts]
+
+
+def _by_batch(counts: Sequence[float | Tensor], batches: Sequence[Batch]) -> list[float]:
+    """What each batch counts, of what its microbatches do."""
+    left = iter(_read(counts))
+    return [sum(itertools.islice(left, batch.n_microbatches)) for batch in batches]
 
 
 def _is_away(count: float | Tensor) -> bool:

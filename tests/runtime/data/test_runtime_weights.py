@@ -769,6 +769,66 @@ def test_several_means_weigh_together_where_their_counts_agree(caplog):
     assert "counted differently" in caplog.text
 
 
+class Balanced(Language):
+    """A mean over labels beside what the mean over all rows comes to, as in a mixture of experts."""
+
+    def forward(self, tokens, labels):
+        found = super().forward(tokens, labels)
+        return found["loss"] + 0.1 * found["logits"].softmax(-1).mean((0, 1)).square().sum()
+
+
+@pytest.mark.parametrize("n_microbatches", [1, 3])
+def test_batches_weigh_by_labels_where_rows_meet_at_the_end(n_microbatches):
+    """Each microbatch is a part of one loss there, and each batch still counts its labels."""
+    torch.manual_seed(0)
+    model = Balanced().double()
+    tokens, labels = ragged(9)
+    batches = [(tokens[:3], labels[:3]), (tokens[3:6], labels[3:6].fill_(2)), (tokens[6:], labels[6:])]
+    plain = copy.deepcopy(model)
+    pipe = autopipe.split(model, 2, batches[0], n_microbatches=n_microbatches, costs="estimated")
+    runtime = pipe.runtime()
+    found = runtime.accumulate(batches).loss
+    counts = [(own[:, 1:] != -100).sum() for _, own in batches]
+    wanted = sum(n * plain(*batch) for n, batch in zip(counts, batches, strict=True)) / sum(counts)
+    wanted.backward()
+    assert abs(found - wanted.item()) < 1e-12
+    assert worst(grads(plain.named_parameters()), grads(runtime.named_parameters())) < 1e-12
+
+
+def test_batches_are_told_to_weigh_by_rows_where_means_count_differently(caplog):
+    """Each batch is one microbatch: none differs within a batch."""
+    torch.manual_seed(0)
+    model, x = TwoMeans().double(), torch.randn(8, 3, dtype=torch.float64)
+    starts, ends = torch.tensor([1, 0, 2, 3, 1, 0, 0, 3]), torch.tensor([1, 1, 1, 3, 1, 0, 0, 0])
+    pipe = autopipe.split(model, 2, (x, starts, ends), n_microbatches=1, costs="estimated")
+    with caplog.at_level(logging.WARNING, logger="autopipe"):
+        pipe.runtime().accumulate([(x[:4], starts[:4], starts[:4]), (x[4:], starts[4:], starts[4:])])
+        assert not caplog.text
+        pipe.runtime().accumulate([(x[:4], starts[:4], ends[:4]), (x[4:], starts[4:], ends[4:])])
+    assert "counted differently" in caplog.text
+
+
+class Masked(Language):
+    """A mean over what a mask of its own leaves, which no function of torch counts."""
+
+    def forward(self, tokens, labels):
+        loss = super().forward(tokens, labels.clamp(min=0), reduction="none")["loss"]
+        mask = (F.pad(labels, (0, 1), value=-100)[:, 1:] != -100).flatten()
+        return (loss * mask).sum() / mask.sum()
+
+
+def test_batches_are_told_to_weigh_by_rows_where_the_models_own_mean_counts(caplog):
+    torch.manual_seed(0)
+    tokens, labels = ragged(4)
+    pipe = autopipe.split(Masked().double(), 2, (tokens, labels), n_microbatches=2, costs="estimated")
+    runtime = pipe.runtime()
+    with caplog.at_level(logging.WARNING, logger="autopipe"):
+        runtime.step(tokens, labels)
+        assert not caplog.text
+        runtime.accumulate([(tokens[:2], labels[:2]), (tokens[2:], labels[2:])])
+    assert caplog.text.count("weigh by rows") == 1
+
+
 class WordsAndRows(nn.Module):
     """A mean over the words that count beside one over rows, as in BERT's pretraining."""
 
