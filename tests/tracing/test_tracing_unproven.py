@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from autopipe.tracing.calls.call import Call
+from autopipe.tracing.calls.kinds import kind_of
 from autopipe.tracing.sizes import unproven
 
 SHAPES = [(), (4,), (3, 4), (2, 3, 1), (0, 4)]
@@ -88,3 +91,15 @@ def test_a_layer_with_one_weight_under_two_names_runs_without_data():
     assert unproven._runs_without_data(layer, (torch.empty(2, 4, device="meta"),), {})
     assert not layer["one"].weight.is_meta
     assert layer["other"].weight is layer["one"].weight
+
+
+def test_a_layer_made_since_a_run_began_is_in_the_mode_that_it_is_in():
+    block = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    model = nn.Sequential(block)
+    proofs = unproven.Proofs(model, functools.partial(kind_of, model))
+    leaf = Call("call_module", "0", (Call("placeholder", "x", value=torch.empty(2, 4, device="meta")),))
+    modes = {id(m): False for m in block.modules()}
+    block.append(nn.Dropout(0.5))
+    assert proofs.of(leaf, modes)
+    assert proofs.known(leaf, modes)
+    assert all(m.training for m in block.modules())

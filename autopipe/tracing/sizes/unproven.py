@@ -43,7 +43,7 @@ class Proofs:
             return known
         key, inside = self._key(leaf, modes), self._inside(leaf)
         now = [m.training for m in inside]
-        _switch(inside, now if modes is None else [modes[id(m)] for m in inside])
+        _switch(inside, _modes_of(inside, modes))
         self._known[key] = _runs_without_data(inside[0], *_given(leaf))
         _switch(inside, now)
         return self._known[key]
@@ -53,8 +53,7 @@ class Proofs:
         return None if self._kind(leaf.target).is_hooked else self._known.get(self._key(leaf, modes))
 
     def _key(self, leaf: Call, modes: Mapping[int, bool] | None) -> Any:
-        inside = self._inside(leaf)
-        then = tuple([m.training for m in inside] if modes is None else [modes[id(m)] for m in inside])
+        then = tuple(_modes_of(self._inside(leaf), modes))
         return self._kind(leaf.target), then, leaf.region, outline(_given(leaf))
 
     def _inside(self, leaf: Call) -> list[nn.Module]:
@@ -119,6 +118,11 @@ def _doubted(model: nn.Module, form: Recording, proofs: Proofs, wanted: Collecti
         if is_behind or (call.op == "call_module" and not is_proven(call)):
             doubted.add(id(call))
     return doubted
+
+
+def _modes_of(modules: Iterable[nn.Module], modes: Mapping[int, bool] | None) -> list[bool]:
+    """The modes that are named of modules; of others, as of what a forward has made, those they are in."""
+    return [(modes or {}).get(id(m), m.training) for m in modules]
 
 
 def _switch(modules: Iterable[nn.Module], modes: Iterable[bool]) -> None:
