@@ -16,7 +16,7 @@ from torch import nn
 
 from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim
-from .calls.call import Call, Recording
+from .calls.call import UNSAFE, Call, Depends, Recording
 from .calls.members import modules_in
 from .code.restart import Function, Method, Statement
 from .forms import CaptureForms
@@ -112,16 +112,23 @@ def validated_forms(
 def _is_told(session: Session, proofs: Proofs, call: Call) -> bool:
     """Whether a call that does on other data in evaluation what was recorded does so on the example too.
 
-    It may not if its code names the mode, and goes by what the data hold: no layer does that runs without.
+    It may not if its code names the mode, and goes by what the data hold: no layer does that runs without, if
+    it cannot tell such runs from others, and is given no numbers or sizes that hang on data.
     """
-    modes = session.runs.snapshot.modes_begun.get(False)
-    if call.op != "call_module" or modes is None:
-        return not session.code.may_go_by_mode(call)
+    modes, code = session.runs.snapshot.modes_begun.get(False), session.code
+    if not code.may_go_by_mode(call):
+        return True
+    if call.op != "call_module" or modes is None or any(map(_hangs_on_data, call.inputs)):
+        return False
     inside = modules_in(session.model.get_submodule(call.target))
     is_shown = not any(isinstance(m, _OTHERWISE_UNSEEN) for _, m in inside)
-    if is_shown and proofs.known(call, modes):
-        return True
-    return not session.code.may_go_by_mode(call) or (is_shown and proofs.of(call, modes))
+    return is_shown and not code.may_miss_data(call) and proofs.of(call, modes)
+
+
+def _hangs_on_data(call: Call) -> bool:
+    """Whether what a call gives without data, as its sizes and numbers, hangs on data."""
+    is_number = any(not isinstance(v, torch.Tensor) for v in flatten(call.value)[0])
+    return bool(call.depends & (UNSAFE if is_number else Depends.DATA))
 
 
 def with_more_sizes_free(

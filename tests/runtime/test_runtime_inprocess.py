@@ -150,6 +150,37 @@ def test_a_stage_that_runs_again_reads_buffers_as_it_found_them(schedule):
     assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12
 
 
+class Moving(nn.Module):
+    """Scales by an average, which it moves or another layer does."""
+
+    def __init__(self, average, moves):
+        super().__init__()
+        self.moves, self.layer = moves, nn.Linear(5, 5).double()
+        self.register_buffer("average", average)
+
+    def forward(self, x):
+        if self.moves:
+            self.average.mul_(0.5).add_(x.detach().mean(0))
+        return torch.tanh(self.layer(x) * (1 + self.average))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("part", [slice(None), slice(2)])
+def test_a_stage_that_runs_again_reads_buffers_of_several_layers_as_it_found_them(first, part):
+    torch.manual_seed(3)
+    average = torch.zeros(2, 5).double()
+    layers = [Moving(average[1], first), Moving(average[part][1], not first)]
+    model = nn.Sequential(*layers, nn.Linear(5, 2).double())
+    x, y = torch.randn(8, 5).double(), torch.randn(8, 2).double()
+    plain = copy.deepcopy(model)
+    captured, plan, stages = make(model, (x,), {}, n_stages=1, schedule="gpipe", recompute=(0,))
+    Runtime(captured, plan, stages, loss_fn=nn.functional.mse_loss, mixed_rows="allow").step(x, target=y)
+    for xs, ys in zip(x.split(2), y.split(2), strict=True):
+        (nn.functional.mse_loss(plain(xs), ys) / 4).backward()
+    assert worst(dict(model.named_buffers()), dict(plain.named_buffers())) < 1e-12
+    assert worst(grads(model.named_parameters()), grads(plain.named_parameters())) < 1e-12
+
+
 def test_the_users_generator_is_left_alone():
     _, captured, plan, stages = noisy("1f1b", 3, 3)
     runtime = Runtime(captured, plan, stages, loss_fn=nn.functional.mse_loss)

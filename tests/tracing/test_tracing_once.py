@@ -96,9 +96,10 @@ class Told(Net):
 
     def __init__(self, tell, hear):
         super().__init__()
-        self.teller, self.hear = Teller(tell), hear
+        self.ahead, self.teller, self.hear = nn.Identity(), Teller(tell), hear
 
     def limited(self, x):
+        x = self.ahead(x)
         return x.clamp(max=20.0 if self.hear(self.teller, self.teller(x)) else 40.0)
 
 
@@ -298,6 +299,41 @@ def test_what_code_that_stays_whole_does_in_evaluation_on_the_example_alone_is_s
     if name == "by a hook":
         model.teller = Teller(lambda self, x: x)
         model.teller.register_forward_hook(lambda module, given, result: tell(module, result))
+    torch.manual_seed(5)
+    assert n_recordings(model, monkeypatch)[1] == [True, False, True]
+
+
+def read(x):
+    return float(x.detach()[0, 0])
+
+
+def tried(x):
+    try:
+        return read(x)
+    except RuntimeError:
+        return None
+
+
+BESIDE = {
+    "errors that it goes on after": tried,
+    "a device": lambda x: None if x.device.type == "meta" else read(x),
+    "a flag of tensors": lambda x: None if x.is_meta else read(x),
+    "gradients": lambda x: read(x) if torch.is_grad_enabled() else None,
+}
+
+
+@pytest.mark.parametrize("name", [*BESIDE, "one of its kind that does not"])
+def test_what_can_tell_that_it_runs_without_data_is_run_again_on_the_example(name, monkeypatch):
+    torch.manual_seed(5)
+    example = read(torch.randn(3, 4))
+    first = BESIDE.get(name, read)
+
+    def tell(self, x):
+        return [x] if not self.training and first(x) == example else x
+
+    model = Told(tell, lambda teller, y: not isinstance(y, list))
+    if name not in BESIDE:
+        model.ahead = Teller(lambda self, x: x.clamp(max=20.0 if self.training else 30.0))
     torch.manual_seed(5)
     assert n_recordings(model, monkeypatch)[1] == [True, False, True]
 

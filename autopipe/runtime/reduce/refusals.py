@@ -15,11 +15,13 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import random
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
@@ -27,6 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...arguments import brief
 from ...errors import InputError, StaleError
+from ...stages import rng
 from ...torch_private import CLIP, TOTAL_NORM
 
 __all__ = ["OF", "refuse_line_search", "watch", "watch_scalers"]
@@ -145,36 +148,45 @@ def _refuse_numbers_of_all(optimizer: optim.Optimizer, *_: Any) -> None:
 def mixes_parameters(optimizer: optim.Optimizer) -> bool:
     """Whether a step of its kind gives a parameter other values where there is a second one.
 
-    Tried out on two small matrices; False for one that cannot be made of its ``defaults`` or asks for more.
+    Tried out on two small matrices; False for one that cannot be made of its ``defaults``, asks for more, or
+    draws, as where its second parameter finds other random numbers.
     """
     kind = type(optimizer)
-    given = {k: v for k, v in optimizer.defaults.items() if k in inspect.signature(kind.__init__).parameters}
 
     def moved(*which: int) -> list[Tensor]:
-        torch.default_generator.manual_seed(0)
         starts = [torch.tensor(rows, dtype=torch.float64, device="cpu") for rows in _TRIED]
         tried = [nn.Parameter(starts[i].clone()) for i in which]
-        trial = kind(tried, **given)
+        asked = inspect.signature(kind.__init__).parameters
+        trial = kind(tried, **{k: v for k, v in optimizer.defaults.items() if k in asked})
         step: Any = kind.step
         if getattr(step, "hooked", False):
             step = step.__wrapped__  # the user's hooks are not for it
-        for _ in range(_TRIED_STEPS):
+        for scale in _TRIED_SCALES:
             for i, parameter in zip(which, tried, strict=True):
-                parameter.grad = (i + 1) * starts[i].flip(0)
+                parameter.grad = scale * (i + 1) * starts[i].flip(0)
             step(trial)
         return [p.detach() - starts[i] for i, p in zip(which, tried, strict=True)]
 
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), rng.Outside().keep():
+        before = _drawing()
         try:
             both, one, other = moved(0, 1), moved(0), moved(1)
         except Exception:  # any Python
             _logger.debug("%s could not be tried out", kind.__name__, exc_info=True)
             return False
+        if _drawing() != before:
+            return False
     return not all(torch.allclose(a, b, rtol=1e-6, atol=0) for a, b in zip(both, (*one, *other), strict=True))
 
 
+def _drawing() -> tuple[Any, ...]:
+    """Where the generators are that an optimizer may draw from."""
+    return torch.default_generator.get_state().tolist(), random.getstate(), str(np.random.get_state())
+
+
 _TRIED = ((0.5, -0.3), (0.2, 0.7)), ((0.1, 0.9), (-0.6, 0.4))
-_TRIED_STEPS = 6
+_TRIED_SCALES = 1.0, 1.0, 1e4, 1.0, 1e-4, 1.0
+"""Of the gradients of each step: some optimizers clip, or leave out, large ones alone."""
 
 
 def _looking(clip: Any) -> Any:

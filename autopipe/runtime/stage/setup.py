@@ -18,6 +18,7 @@ from ...errors import InputError
 from ...graph import Op
 from ...plans import Plan
 from ...stages import Section, Stage
+from ...tracing.calls.functions import storages
 from ..options import Options
 from .initialise import Unfilled
 
@@ -163,13 +164,18 @@ def exchange(roots: Iterable[nn.Module], new: Mapping[int, Tensor]) -> None:
 
 
 def written_buffers(stage: Stage, ops: Sequence[Op]) -> list[tuple[nn.Module, str]]:
-    """The stage's buffers that its forward writes, such as batch-norm statistics: (module, name in it)."""
-    written = {name for op in ops for name in op.mutated_buffers}
+    """The stage's buffers that its forward writes, such as batch-norm statistics: (module, name in it).
+
+    Others in the same memory, as another layer's, are written with them.
+    """
+    names = {name for op in ops for name in op.mutated_buffers}
+    written = frozenset[int]().union(*(storages(b) for name, b in stage.named_buffers() if name in names))
     return [
         (module, name)
         for path, module in stage.named_modules()
-        for name, _ in module.named_buffers(recurse=False)  # a registry may be TorchScript's own
-        if f"{path}.{name}".lstrip(".") in written
+        # a registry may be TorchScript's own
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+        if f"{path}.{name}".lstrip(".") in names or not written.isdisjoint(storages(buffer))
     ]
 
 

@@ -6,8 +6,10 @@ Splitting the backward is left to ``backward``, the order of actions to ``progra
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 from ...stages import Section, Stage, rng
 from ...torch_private import backward
+from ...tracing.calls.functions import storages
 from ...tracing.code.leaves import is_torchs
 from ..data.microbatch import Batch
 from ..reduce.data_parallel import Replicas
@@ -209,7 +212,7 @@ class Worker:
         arrived = tuple(isinstance(v, Tensor) and v.requires_grad for v in values)
         key = self._step.batch.signature(m), self._training, arrived
         known = self._flags.get(key)
-        self._read[m] = [None if held is None else held.clone() for held in _held(self._mutated)]
+        self._read[m] = _copies(_held(self._mutated))
         with contextlib.nullcontext() if known is None or self._derives else torch.no_grad():
             outputs = self._run(values, m)
         if known is None:
@@ -400,7 +403,7 @@ def _unchanged(
     The buffers themselves are not written back: autograd would take that for a change of what it saved.
     """
     kept = _held(buffers)
-    lent = [None if b is None else b.clone() for b in kept] if values is None else values
+    lent = _copies(kept) if values is None else values
     for (module, name), buffer in zip(buffers, lent, strict=True):
         module._buffers[name] = buffer
     try:
@@ -412,6 +415,22 @@ def _unchanged(
 
 def _held(buffers: Sequence[tuple[nn.Module, str]]) -> list[Tensor | None]:
     return [module._buffers[name] for module, name in buffers]
+
+
+def _copies(buffers: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Copies, of which those lie in one memory that do so themselves."""
+    places = Counter(place for b in buffers for place in storages(b))
+    memo: dict[int, Any] = {}
+    is_alone = [all(places[place] == 1 for place in storages(b)) for b in buffers]
+    pairs = zip(buffers, is_alone, strict=True)
+    return [b if b is None else b.clone() if alone else _copied(b, memo) for b, alone in pairs]
+
+
+def _copied(buffer: Tensor, memo: dict[int, Any]) -> Tensor:
+    if id(buffer) not in memo:
+        memo[id(buffer)] = copy.deepcopy(buffer.detach(), memo)
+    copied: Tensor = memo[id(buffer)]
+    return copied
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -27,6 +27,8 @@ __all__ = ["HOOKS", "OwnCode"]
 HOOKS = frozenset({"register_hook", "register_prehook", "register_multi_grad_hook"})
 """Methods that put hooks on gradients of what a forward computes: they need gradients enabled."""
 
+_DEVICES = frozenset({"cpu", "cuda", "hpu", "meta", "mps", "npu", "xla", "xpu"})
+_TELLING = frozenset({*(f"is_{name}" for name in _DEVICES), "grad_fn", "is_grad_enabled", "requires_grad"})
 _NO_CODE = frozenset({bool, dict, float, int, list, set, str, tuple, type(None), nn.Parameter, torch.Tensor})
 _MOST_INSIDE = 64
 """So many numbers are looked at in one list or dict."""
@@ -75,6 +77,13 @@ class OwnCode:
         """Whether code that stays whole, forward hooks among it, names the mode, as a text too."""
         codes = (f.__code__ for f, _ in self.functions(call))
         return "training" in self.names(call) or any("training" in _constants_in(code) for code in codes)
+
+    def may_miss_data(self, call: Call) -> bool:
+        """Whether code that stays whole may tell a run without data: it names devices or gradients."""
+        codes = (f.__code__ for f, _ in self.functions(call))
+        return not _TELLING.isdisjoint(self.names(call)) or any(
+            isinstance(c, str) and c in _DEVICES for code in codes for c in _constants_in(code)
+        )
 
     def may_hook(self, path: str) -> bool:
         """Whether code of a layer, forward hooks among it, may put hooks on gradients of its values."""

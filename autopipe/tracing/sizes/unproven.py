@@ -53,11 +53,29 @@ class Proofs:
         return None if self._kind(leaf.target).is_hooked else self._known.get(self._key(leaf, modes))
 
     def _key(self, leaf: Call, modes: Mapping[int, bool] | None) -> Any:
-        then = tuple(_modes_of(self._inside(leaf), modes))
-        return self._kind(leaf.target), then, leaf.region, outline(_given(leaf))
+        inside = self._inside(leaf)
+        held = tuple([_held(v) for m in inside for n, v in vars(m).items() if n not in _OF_ALL])
+        return (
+            self._kind(leaf.target),
+            held,
+            tuple(_modes_of(inside, modes)),
+            leaf.region,
+            outline(_given(leaf)),
+        )
 
     def _inside(self, leaf: Call) -> list[nn.Module]:
         return [m for _, m in modules_in(self._model.get_submodule(leaf.target))]
+
+
+_OF_ALL = frozenset(vars(nn.Module()))
+_SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
+
+
+def _held(value: Any) -> Any:
+    """What layers of one kind that hold it have in common; numbers and text are part of the kind."""
+    if type(value) in _SIMPLE:
+        return ()
+    return (type(value), *map(_held, value)) if isinstance(value, (tuple, list)) else id(value)
 
 
 def _given(leaf: Call) -> tuple[Any, Any]:
@@ -138,17 +156,18 @@ def _runs_without_data(module: nn.Module, args: Any, kwargs: Any) -> bool:
     places: list[dict[str, Any]] = [of for m in inside for of in (m._parameters, m._buffers)]
     held = [(of, name, tensor) for of in places for name, tensor in of.items()]
     metas = {id(t): meta(t) for _, _, t in held}
+    seen = _ByShape()
     try:
         for of, name, tensor in held:
             of[name] = metas[id(tensor)]
-        with torch.no_grad(), _ByShape():
+        with torch.no_grad(), seen:
             module(*args, **kwargs)
     except Exception:  # whatever it is: then nothing is proven
         return False
     finally:
         for of, name, tensor in held:
             of[name] = tensor
-    return True
+    return not seen.has_failed  # where code goes on after that, it may do otherwise with data
 
 
 def _empty(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
@@ -246,8 +265,14 @@ _GIVEN: dict[Any, Callable[..., Any]] = {
 
 
 class _ByShape(TorchFunctionMode):
+    has_failed = False
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         by_shape = _GIVEN.get(func)
-        made = NotImplemented if by_shape is None else by_shape(*args, **kwargs)
-        return func(*args, **kwargs) if made is NotImplemented else made
+        try:
+            made = NotImplemented if by_shape is None else by_shape(*args, **kwargs)
+            return func(*args, **kwargs) if made is NotImplemented else made
+        except Exception:
+            self.has_failed = True
+            raise
