@@ -27,8 +27,7 @@ __all__ = ["HOOKS", "OwnCode"]
 HOOKS = frozenset({"register_hook", "register_prehook", "register_multi_grad_hook"})
 """Methods that put hooks on gradients of what a forward computes: they need gradients enabled."""
 
-_DEVICES = frozenset({"cpu", "cuda", "hpu", "meta", "mps", "npu", "xla", "xpu"})
-_TELLING = frozenset({*(f"is_{name}" for name in _DEVICES), "grad_fn", "is_grad_enabled", "requires_grad"})
+_OF_GRADIENTS = frozenset({"grad_fn", "is_grad_enabled", "requires_grad"})
 _NO_CODE = frozenset({bool, dict, float, int, list, set, str, tuple, type(None), nn.Parameter, torch.Tensor})
 _MOST_INSIDE = 64
 """So many numbers are looked at in one list or dict."""
@@ -80,10 +79,10 @@ class OwnCode:
 
     def may_miss_data(self, call: Call) -> bool:
         """Whether code that stays whole may tell a run without data: it names devices or gradients."""
-        codes = (f.__code__ for f, _ in self.functions(call))
-        return not _TELLING.isdisjoint(self.names(call)) or any(
-            isinstance(c, str) and c in _DEVICES for code in codes for c in _constants_in(code)
-        )
+        names, codes = self.names(call), (f.__code__ for f, _ in self.functions(call))
+        asked = [n.removeprefix("is_") for n in names if n.startswith("is_")]
+        texts = (c for code in codes for c in _constants_in(code) if isinstance(c, str))
+        return not _OF_GRADIENTS.isdisjoint(names) or any(map(_is_device, itertools.chain(asked, texts)))
 
     def may_hook(self, path: str) -> bool:
         """Whether code of a layer, forward hooks among it, may put hooks on gradients of its values."""
@@ -155,6 +154,15 @@ def _constants_in(code: types.CodeType) -> tuple[Any, ...]:
     """What is written in code, that within it as well."""
     inner = (_constants_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
     return (*code.co_consts, *itertools.chain(*inner))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _is_device(text: str) -> bool:
+    try:
+        torch.device(text)
+    except RuntimeError:  # torch's answer to any other text
+        return False
+    return True
 
 
 def _numbers_of(function: types.FunctionType, owner: Any, own: frozenset[int]) -> Iterator[int]:
