@@ -97,6 +97,11 @@ class Options:
     mixed_rows: Literal["tail", "refuse", "allow"] = "tail"
     weights: str | pathlib.Path | Init | None = None
 
+    @property
+    def has_replicas(self) -> bool:
+        """Whether the mesh has dims beside the pipeline's, along which others train on other batches."""
+        return self.mesh is not None and self.mesh.ndim > 1
+
     def __post_init__(self) -> None:
         n = whole("n_microbatches", self.n_microbatches, most=MOST_MICROBATCHES)
         # as Python's own: numpy's multiply tuples in their own way, and messages have no tensors

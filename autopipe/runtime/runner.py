@@ -372,8 +372,7 @@ class Runner:
     @property
     def _is_alone(self) -> bool:
         """Whether no replicas of the pipeline go by what it does."""
-        mesh = self.engine.options.mesh
-        return mesh is None or mesh.ndim == 1
+        return not self.engine.options.has_replicas
 
     def _own_traits(self, has_hooks: bool) -> int:
         engine = self.engine

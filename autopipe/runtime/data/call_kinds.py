@@ -58,12 +58,18 @@ class Kinds:
     def _make(self, number: int, capture: Capture) -> Kind:
         options, is_whole = self._options, self._is_whole
         reduction, weight, loss_fn = options.loss_reduction, options.loss_weight, options.loss_fn
-        is_replicated = options.mesh is not None and options.mesh.ndim > 1
         return Kind(
             number,
             capture,
             Splitter(capture, options.batch_dims),
-            Weigher(capture, reduction, weight, loss_fn, is_whole=is_whole, is_replicated=is_replicated),
+            Weigher(
+                capture,
+                reduction,
+                weight,
+                loss_fn,
+                is_whole=is_whole,
+                is_replicated=options.has_replicas,
+            ),
             MixedRows(capture, options.mixed_rows, is_whole),
             Outputs(capture),
         )

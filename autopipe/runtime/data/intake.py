@@ -130,7 +130,7 @@ class Intake:
         self._kinds, self._feed, self._peers = kinds, feed, peers
         self._takes_target = stages[-1].is_last
         self.is_fed = feed is not None
-        self._is_weighed = options.mesh is not None and options.mesh.ndim > 1  # beside batches of replicas
+        self._is_weighed = options.has_replicas  # a batch, beside those of replicas
         self._rank = peers.rank if peers else 0
         self._is_source = feed is None or feed.source == self._rank
 
