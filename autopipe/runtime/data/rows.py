@@ -49,6 +49,7 @@ class MixedRows:
         self._by_mode, self._n_checked, self._is_checked = "", 0, False
         self._drawn: dict[bool, str] = {}
         self._amiss: dict[tuple[int, int, bool], str] = {}
+        self._given: str | None = None
 
     def check_tables(self) -> None:
         """Raise :class:`InputError` where tables by which rows are taken hold something else than before."""
@@ -140,6 +141,17 @@ class MixedRows:
 
         The plan's tail is that of the first kind, and takes of numbers those of one microbatch.
         """
+        if self._given is None:
+            self._given = next(self._numbers_given(), "")
+        if self._given:
+            raise InputError(
+                f"{self._given} makes a number of all rows, in a call unlike the one that "
+                f"{type(self._model).__name__} was planned for, of which other ops have the whole batch; "
+                "pass n_microbatches=1, or capture with such a call and plan for it"
+            )
+
+    def _numbers_given(self) -> Iterator[str]:
+        """The ops ahead of the tail that make a number of a call's rows and give it out, by place."""
         first, ops = self._capture.kinds[0], self._capture.ops
         if self._capture is first:
             return
@@ -148,11 +160,7 @@ class MixedRows:
         )
         for op in (ops.by_name[name] for name in given if name not in first.ops.tail):
             if op.is_tainted and op.outputs and all(axis is None for axis in row_axes(ops, op.name)):
-                raise InputError(
-                    f"{op.source or op.name} makes a number of all rows, in a call unlike the one that "
-                    f"{type(self._model).__name__} was planned for, of which other ops have the whole batch; "
-                    "pass n_microbatches=1, or capture with such a call and plan for it"
-                )
+                yield op.source or op.name
 
     def _check_taken(self, batch: Batch) -> None:
         """Raise :class:`InputError` where microbatches do not make what the form of the whole batch takes."""
