@@ -54,6 +54,7 @@ from .thread_turns import Turn
 from .weights.equal_start import check_weights, fingerprints
 from .weights.gather import gather_weights
 from .weights.stale import StaleTensor, absent, filled, guard, mark, readable
+from .weights.written_alone import WrittenAlone
 from .wire.boundary import edges_between
 from .wire.channel import Channel
 from .wire.peers import STOPS, Peers, pipeline_ranks
@@ -178,6 +179,8 @@ class Engine:
         self.ties = TieSum(ties, self.rank, self.peers.new_group, purpose) if self.peers else None
         self.tied = {id(t.parameter) for t in ties}
         self.counted_elsewhere = {id(t.parameter) for t in ties if t.ranks[0] != self.rank}
+        everywhere, gather = (stages, self.peers.gather) if self.peers else ((), lambda mine, _: [mine])
+        self.written = WrittenAlone(capture.model, everywhere, self.rank, gather)
         self.records.clear()
         self.intake = Intake(
             capture, options, self.kinds, self._forms, self._feed, self.peers, self.stages, self.device
@@ -292,9 +295,11 @@ class Engine:
     def gather_weights(self) -> None:
         """Bring every weight to every rank."""
         if self.peers is not None:
+            self.written.check()
             self._end_guard()
             gather_weights(self.capture, self.all_stages, self.peers, self.device)
             self.absent = absent(self.capture, self.stages, self.all_stages)
+            self.written.note()
 
     def note_load(self, module: nn.Module) -> None:
         """Count a ``load_state_dict`` of weights that several ranks train: every rank is to call it alike.

@@ -33,6 +33,7 @@ from .options import Request, is_due
 from .reduce.hooks import once_a_step
 from .reduce.precision import spread_overflow
 from .reduce.refusals import refuse_line_search
+from .reduce.unstepped import Unstepped
 from .stage.setup import Generators
 from .stage.worker import StepInputs
 from .step_result import StepLoss, StepResult
@@ -67,6 +68,7 @@ class Runner:
         self._weighed: tuple[Any, Tensor] = None, torch.empty(0, device="cpu")
         self._agreed: AutopipeError | None = None
         self._nonfinite: StepError | None = None
+        self._unstepped = Unstepped()
 
     # -- calls --------------------------------------------------------------------------------------
 
@@ -191,6 +193,7 @@ class Runner:
         result = StepResult(StepLoss.of(result.loss, adds=adds, is_scaled=is_scaled), result.outputs)
         engine.n_steps += 1
         self.is_summed = self.syncs
+        self._unstepped.note(p for stage in engine.stages for p in stage.parameters())
         step_s = time.perf_counter() - start_s - self._waited_s
         engine.records.append((clock.origin_s, step_s, clock))
         if engine.publisher is not None:
@@ -334,14 +337,19 @@ class Runner:
             engine.loss.begin(engine.end_worker.step)
         if step.grad and self.syncs:
             self._compare_replicas(step)
-        if step.grad and engine.step_agreement is not None:
-            engine.part_with_weights()
         has_hooks, self._hooked, self._hooked_ties = engine.hooked() if step.grad else (False, (), ())
         looks, self._traits = False, self._own_traits(has_hooks) if step.grad else 0
+        if engine.written.any:
+            self._traits |= Traits.WRITTEN
         if engine.step_agreement is not None:
             self._waited_s, looks, self._traits = engine.step_agreement.begin(
                 step, self.factor, engine.n_loads, self._traits
             )
+        if self._traits & Traits.STEPPED:
+            self._unstepped.tell(engine.rank, engine.n_steps)
+        self._check_written(looks=looks)
+        if step.grad and engine.step_agreement is not None:
+            engine.part_with_weights()
         if step.grad and not self._traits & Traits.HOLDS:
             self._nonfinite = None
         if self._traits & Traits.HOOKED_TIES:
@@ -350,6 +358,18 @@ class Runner:
             engine.ties.before_step(has_hooks=bool(self._traits & Traits.HOOKED_TIES))
             if looks:
                 engine.ties.compare()
+
+    def _check_written(self, *, looks: bool) -> None:
+        """Raise :class:`InputError` for what some ranks alone wrote to: all do, and may go on."""
+        engine = self.engine
+        looks &= engine.written.has_shared and engine.device.type == "cpu"  # looking at a device would wait
+        if looks or self._traits & Traits.WRITTEN:
+            try:
+                engine.written.check()
+            except InputError as error:
+                if self._is_alone:
+                    self._agreed = error
+                raise
 
     def _compare_hooks(self) -> None:
         """Raise :class:`InputError` where ranks have unlike hooks on a tied weight: all do, and may go on."""
@@ -383,6 +403,8 @@ class Runner:
             traits |= Traits.AVERAGES
         if self._nonfinite is not None and self._may_hold():
             traits |= Traits.HOLDS
+        if self._unstepped.was_changed:
+            traits |= Traits.STEPPED
         return traits
 
     def _may_hold(self) -> bool:

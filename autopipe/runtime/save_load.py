@@ -92,6 +92,8 @@ class Checkpoints:
                 last.wait()
                 raise StoreError(f"{last.path} was not saved, as another rank says; save it again")
             agreement.check_alike(self._asked(objects, str(path)))
+            with agreement.agreed(path, "nothing was saved"):
+                self._engine.written.check()
             contents = self._contents(objects, is_single, max_bytes)
             if is_single:
                 with agreement.first_replica_saves(path):

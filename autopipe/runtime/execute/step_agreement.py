@@ -57,6 +57,10 @@ class Traits:
     """Gradients of earlier steps, maybe, of which one was not finite."""
     HOOKED_TIES = 8
     """Hooks of the user's on gradients that several ranks sum, which are called with the sum."""
+    WRITTEN = 16
+    """Buffers or weights that user code wrote to, which others are to have written to as well."""
+    STEPPED = 32
+    """Weights that were changed since the last step that made gradients of them, as an optimizer does."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,8 +99,7 @@ class StepAgreement:
         """Agree on a step.
 
         ``n_loads``: how many calls of ``load_state_dict`` have reached several ranks' weights. Returns the
-        seconds waited for another rank, whether a closer look is due, and the traits of any rank where
-        gradients are asked for.
+        seconds waited for another rank, whether a closer look is due, and the traits of any rank.
         """
         batch, position = step.batch, self._peers.position
         position.step, position.index, position.words = position.step + 1, -1, "the start of a step"
@@ -110,7 +113,7 @@ class StepAgreement:
         marks = {**said.marks, "random seed": zlib.crc32(str(step.seed).encode())}
         waited_s, told = self._peers.agree(position.step, said.words, marks, checksum, traits)
         self._channel.signatures = said.signatures
-        return waited_s, looks, self._peers.union(traits | told, n_known=2) if step.grad else 0
+        return waited_s, looks, self._peers.union(traits | told, n_known=2)
 
     def call(self, name: str, look: Callable[[], T], show: Callable[[T], str]) -> T:
         """What ``look`` makes of the arguments of a call that all ranks make: see :meth:`Engine.called`."""

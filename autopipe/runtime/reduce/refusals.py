@@ -18,7 +18,7 @@ import logging
 import random
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,6 +73,7 @@ def watch(owner: PartOfModel) -> None:
         (*TOTAL_NORM, _telling),
         (optim.Optimizer, "state_dict", _signed),
         (optim.Optimizer, "load_state_dict", _comparing),
+        (optim.Optimizer, "zero_grad", _trying),
         (nn.Module, "load_state_dict", _counted),
     )
     if not _hooks:
@@ -148,23 +149,28 @@ def _refuse_numbers_of_all(optimizer: optim.Optimizer, *_: Any) -> None:
 def mixes_parameters(optimizer: optim.Optimizer) -> bool:
     """Whether a step of its kind gives a parameter other values where there is a second one.
 
-    Tried out on two small matrices; False for one that cannot be made of its ``defaults``, asks for more, or
-    draws, as where its second parameter finds other random numbers.
+    Tried out on two small matrices; False for one that cannot be made of its ``defaults`` and the optimizers
+    that it is around, or draws, as where its second parameter finds other random numbers. One that asks for a
+    closure gets one.
     """
-    kind = type(optimizer)
 
     def moved(*which: int) -> list[Tensor]:
         starts = [torch.tensor(rows, dtype=torch.float64, device="cpu") for rows in _TRIED]
         tried = [nn.Parameter(starts[i].clone()) for i in which]
-        asked = inspect.signature(kind.__init__).parameters
-        trial = kind(tried, **{k: v for k, v in optimizer.defaults.items() if k in asked})
-        step: Any = kind.step
-        if getattr(step, "hooked", False):
-            step = step.__wrapped__  # the user's hooks are not for it
-        for scale in _TRIED_SCALES:
-            for i, parameter in zip(which, tried, strict=True):
-                parameter.grad = scale * (i + 1) * starts[i].flip(0)
-            step(trial)
+        step = _stepping(_like(optimizer, tried))
+        for scale, more in _TRIED_GRADIENTS:
+            first = [scale * more**i * starts[i].flip(0) for i in which]
+            here = [p.detach().clone() for p in tried]
+
+            def differentiate(
+                scale: float = scale, first: list[Tensor] = first, here: list[Tensor] = here
+            ) -> Tensor:
+                for parameter, gradient, was in zip(tried, first, here, strict=True):
+                    parameter.grad = gradient + scale * (parameter.detach() - was)
+                return torch.zeros((), device="cpu")
+
+            differentiate()
+            step(differentiate)
         return [p.detach() - starts[i] for i, p in zip(which, tried, strict=True)]
 
     with torch.random.fork_rng(devices=[]), rng.Outside().keep():
@@ -172,11 +178,44 @@ def mixes_parameters(optimizer: optim.Optimizer) -> bool:
         try:
             both, one, other = moved(0, 1), moved(0), moved(1)
         except Exception:  # any Python
-            _logger.debug("%s could not be tried out", kind.__name__, exc_info=True)
+            _logger.debug("%s could not be tried out", type(optimizer).__name__, exc_info=True)
             return False
         if _drawing() != before:
             return False
     return not all(torch.allclose(a, b, rtol=1e-6, atol=0) for a, b in zip(both, (*one, *other), strict=True))
+
+
+def _like(optimizer: optim.Optimizer, parameters: Sequence[nn.Parameter]) -> optim.Optimizer:
+    """One of its kind for other parameters, by its ``defaults`` and the classes of those it is around."""
+    kind = type(optimizer)
+    asked = inspect.signature(kind.__init__).parameters
+    given = {k: v for k, v in optimizer.defaults.items() if k in asked}
+    around = {k: v for k, v in vars(optimizer).items() if k in asked and isinstance(v, optim.Optimizer)}
+    given |= {k: type(inner) for k, inner in around.items()}
+    if any(p.kind is p.VAR_KEYWORD for p in asked.values()):
+        for inner in around.values():
+            takes = inspect.signature(type(inner).__init__).parameters
+            given |= {k: v for k, v in inner.defaults.items() if k in takes and k not in given}
+    return kind(parameters, **given)
+
+
+def _stepping(optimizer: optim.Optimizer) -> Callable[[Callable[[], Tensor]], None]:
+    """Its step, which is given a closure once it has failed without."""
+    step: Any = type(optimizer).step
+    if getattr(step, "hooked", False):
+        step = step.__wrapped__  # the user's hooks are not for it
+    asks: list[bool] = []
+
+    def stepped(closure: Callable[[], Tensor]) -> None:
+        if not asks:
+            try:
+                step(optimizer)
+            except Exception:  # any Python
+                asks.append(True)
+        if asks:
+            step(optimizer, closure)
+
+    return stepped
 
 
 def _drawing() -> tuple[Any, ...]:
@@ -185,8 +224,13 @@ def _drawing() -> tuple[Any, ...]:
 
 
 _TRIED = ((0.5, -0.3), (0.2, 0.7)), ((0.1, 0.9), (-0.6, 0.4))
-_TRIED_SCALES = 1.0, 1.0, 1e4, 1.0, 1e-4, 1.0
-"""Of the gradients of each step: some optimizers clip, or leave out, large ones alone."""
+_TRIED_GRADIENTS = (
+    *((scale, 2.0) for scale in (1.0, 1.0, 1e4, 1.0, 1e-4, 1.0)),
+    *((1e-3 * 1.3**i, 0.8) for i in range(62)),
+)
+"""The scale of each step's gradients, and how much larger the second's is: some optimizers clip, or leave
+out, large ones alone. Those of the second row are nearly alike, and 1.3 times the last: where there is a norm
+above which a step is skipped, that of both is above it once and that of each is not."""
 
 
 def _looking(clip: Any) -> Any:
@@ -234,6 +278,17 @@ def _names(optimizer: optim.Optimizer) -> list[str]:
             name_of[id(parameter)] = min(name, name_of.get(id(parameter), name))
     held = (id(p) for group in optimizer.param_groups for p in group["params"])
     return [name_of[i] for i in held if i in name_of]
+
+
+def _trying(zero_grad: Any) -> Any:
+    """What is stepped in parts, by methods of its own, is tried out here: torch calls no hook for those."""
+
+    @functools.wraps(zero_grad)
+    def tried(self: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        _refuse_numbers_of_all(self)
+        return zero_grad(self, *args, **kwargs)
+
+    return tried
 
 
 def _signed(state_dict: Any) -> Any:

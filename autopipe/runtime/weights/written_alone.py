@@ -1,0 +1,150 @@
+"""Buffers and weights that user code writes to between steps on some ranks alone.
+
+Every rank's model has all buffers, and all weights until it trains; those of a stage's own rank count. What
+is written elsewhere alone is lost, and where stages of several ranks read one tensor, their copies are to be
+equal. Trained weights of several ranks are left to ``reduce.ties``, writes in a step to ``written_copies``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import InputError
+from ...stages import Stage
+from .stale import StaleTensor
+
+__all__ = ["WrittenAlone"]
+
+Gather = Callable[[Any, Any], Sequence[Any]]
+"""Brings what every rank tells, of a type, to every rank, in their order."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a module holds a tensor, and the ranks whose stages read it."""
+
+    name: str
+    held: Mapping[str, Tensor | None]
+    leaf: str
+    ranks: frozenset[int]
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """What is there, unless it is old and so refuses to be written to."""
+        found = self.held.get(self.leaf)
+        return None if isinstance(found, StaleTensor) else found
+
+    def is_other(self, was: Tensor | None, version: int) -> bool:
+        """Whether what is there is not what ``was``, or not of that version."""
+        now = self.held.get(self.leaf)
+        return not isinstance(now, StaleTensor) and (now is not was or _version(now) != version)
+
+
+class WrittenAlone:
+    """Watches the tensors of a rank's model from step to step."""
+
+    def __init__(self, model: nn.Module, stages: Sequence[Stage], rank: int, gather: Gather) -> None:
+        self._rank, self._gather = rank, gather
+        self._places = tuple(_places(model, stages))
+        self._shared = [p for p in self._places if len(p.ranks) > 1]
+        self.note()
+
+    def note(self) -> None:
+        """Take all as it is for what every rank has written alike."""
+        self._before = {p.name: (p.tensor, _version(p.tensor)) for p in self._places if p.tensor is not None}
+        told = (p for p in self._places if self._is_told(p) and p.name in self._before)
+        self._watched = [(p, *self._before[p.name]) for p in told]
+
+    def _is_told(self, place: _Place) -> bool:
+        """Whether a write here alone would be wrong; what trains on several ranks is compared as it is."""
+        tensor = place.tensor
+        if self._rank not in place.ranks:
+            return tensor is not None
+        return len(place.ranks) > 1 and tensor is not None and _stays(tensor)
+
+    @property
+    def any(self) -> bool:
+        """Whether something here was written to that others have to have written to as well."""
+        return any(place.is_other(was, version) for place, was, version in self._watched)
+
+    @property
+    def has_shared(self) -> bool:
+        """Whether stages of several ranks read the same tensor; alike on every rank."""
+        return bool(self._shared)
+
+    def check(self) -> None:
+        """Raise :class:`InputError`, on every rank alike, for what was written to on some ranks alone."""
+        written = [place.name for place, was, version in self._watched if place.is_other(was, version)]
+        names = {name for told in self._gather(written, list[str]) for name in told}
+        names |= {p.name for p in self._shared}
+        looked = [p for p in self._places if p.name in names and p.tensor is not None]
+        mine = {
+            p.name: (_digest(p.tensor), p.is_other(*self._before.get(p.name, (None, -1))))
+            for p in looked
+            if p.tensor is not None and (len(p.ranks) == 1 or _stays(p.tensor))
+        }
+        by_rank = self._gather(mine, dict[str, tuple[int, bool]])
+        for place in self._places:
+            if place.name in names:
+                _judge(place, by_rank)
+        self.note()
+
+
+def _judge(place: _Place, by_rank: Sequence[Mapping[str, tuple[int, bool]]]) -> None:
+    told = {rank: known[place.name] for rank, known in enumerate(by_rank) if place.name in known}
+    readers = {rank: told[rank] for rank in sorted(place.ranks) if rank in told}
+    if not readers:
+        return
+    values = {value for value, _ in readers.values()}
+    if len(values) > 1:
+        ranks = " and ".join(map(str, readers))
+        raise InputError(
+            f"{place.name} has other values on each of ranks {ranks}, whose stages read it; write the same "
+            "to it on every rank (not under `if rank == 0`, and with one seed)"
+        )
+    if any(is_written for _, is_written in readers.values()):
+        return
+    lost = [rank for rank, (value, is_written) in told.items() if is_written and value not in values]
+    if lost:
+        raise InputError(
+            f"{place.name} was written to on rank {lost[0]}, and the stage that reads it is on rank "
+            f"{next(iter(readers))}, where it was not; write to it on every rank (not under `if rank == 0`)"
+        )
+
+
+def _places(model: nn.Module, stages: Sequence[Stage]) -> Iterator[_Place]:
+    ranks: dict[int, set[int]] = {}
+    for stage in stages:
+        for tensor in (*stage.parameters(), *stage.buffers()):
+            ranks.setdefault(id(tensor), set()).add(stage.rank)
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # whose registries are its own
+        for held in (module._parameters, module._buffers):
+            for leaf, tensor in held.items():
+                if tensor is not None and id(tensor) in ranks:
+                    name = f"{path}.{leaf}".lstrip(".")
+                    yield _Place(name, held, leaf, frozenset(ranks[id(tensor)]))
+
+
+def _stays(tensor: Tensor) -> bool:
+    return not (isinstance(tensor, nn.Parameter) and tensor.requires_grad)
+
+
+def _version(tensor: Tensor | None) -> int:
+    return -1 if tensor is None or tensor.is_inference() else tensor._version
+
+
+@torch.no_grad()
+def _digest(tensor: Tensor) -> int:
+    """A number of all its values; 0 for what has none here to look at."""
+    if tensor.layout is not torch.strided or tensor.is_meta or hasattr(tensor, "to_local"):
+        return 0
+    values = tensor.detach().cpu().contiguous().reshape(-1)
+    return zlib.crc32(values.view(torch.uint8).numpy().data) if values.numel() else 0
