@@ -140,6 +140,10 @@ class Program:
     cuts: tuple[Cut, ...]
     resumes: int
     """The step that the second cut begins with, in a pipeline made anew."""
+    schedule: str
+    """Of rates: none (``""``), or torch's by that name."""
+    changes: tuple[str, ...]
+    """What is done to both models' weights after each step."""
 
     @property
     def is_random(self) -> bool:
@@ -168,7 +172,7 @@ def draw(seed: int) -> Program:
         thaws=r.choice((STEPS, 1, 2)),
         hook=hook,
         module_hook=r.choice(("", "", "", "forward", "backward")),
-        optimizer=r.choice(("sgd", "adamw", "groups", "adagrad")),
+        optimizer=r.choice(("sgd", "adamw", "groups", "adagrad", "rmsprop", "nadam")),
         clip=r.choice((None, None, 2.0, 1.0, float("inf"))),
         scales=r.random() < 0.2,
         n_microbatches=r.choice((1, 2, 3, 4, 7)),
@@ -181,6 +185,8 @@ def draw(seed: int) -> Program:
             for _ in range(2)
         ),
         resumes=resumes,
+        schedule=r.choice(("", "", "CosineAnnealingLR", "ReduceLROnPlateau", "OneCycleLR")),
+        changes=tuple(r.choice(("", "", "shrink", "start", "rates", "average")) for _ in range(STEPS)),
     )
 
 
@@ -209,7 +215,11 @@ class Side:
         for i, parameter in enumerate(self.model.parameters()):
             if i % 3 == 0 and parameter.requires_grad:
                 self._hook(parameter)
-        self.optimizer = self._optimizer(dict(named))
+        self.named = dict(named)
+        self.optimizer = self._optimizer(self.named)
+        self.scheduler = self._scheduler()
+        self.start = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self.average = Average({name: self.start[name] for name in self.named})
 
     def _planned(self, captured, cut):
         r, n = random.Random(cut.seed), cut.n_ranks * PER_RANK[cut.schedule]
@@ -245,8 +255,22 @@ class Side:
             return torch.optim.AdamW(held, 1e-2)
         if kind == "adagrad":
             return torch.optim.Adagrad(held, 1e-2)
+        if kind == "rmsprop":
+            return torch.optim.RMSprop(held, 1e-3, momentum=0.5, centered=True)
+        if kind == "nadam":
+            return torch.optim.NAdam(held, 1e-2)
         groups = [[p for p in held if (p.ndim > 1) is matrices] for matrices in (True, False)]
         return torch.optim.AdamW([{"params": groups[0], "weight_decay": 0.1}, {"params": groups[1]}], 1e-2)
+
+    def _scheduler(self):
+        kind, of = self.program.schedule, self.optimizer
+        if kind == "CosineAnnealingLR":
+            return torch.optim.lr_scheduler.CosineAnnealingLR(of, STEPS)
+        if kind == "ReduceLROnPlateau":
+            return torch.optim.lr_scheduler.ReduceLROnPlateau(of, factor=0.5, patience=0)
+        if kind == "OneCycleLR":
+            return torch.optim.lr_scheduler.OneCycleLR(of, 0.05, total_steps=STEPS, cycle_momentum=False)
+        return None
 
     # -- steps --------------------------------------------------------------------------------------
 
@@ -305,8 +329,8 @@ class Side:
     def _target(self, target):
         return {} if self.loss_fn is None else {"target": target}
 
-    def finish(self, k: int) -> Tensor | None:
-        """Clip, step and zero; the norm, where it clips."""
+    def finish(self, k: int, loss: Tensor) -> Tensor | None:
+        """Clip, step and zero, and what follows; the norm, where it clips."""
         norm = None
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
@@ -320,13 +344,32 @@ class Side:
             self.optimizer.step()
         if k != self.program.keeps or self.scaler is not None:
             self.optimizer.zero_grad(set_to_none=k % 2 == 0)
+        if self.scheduler is not None:
+            is_plateau = self.program.schedule == "ReduceLROnPlateau"
+            self.scheduler.step(loss.item()) if is_plateau else self.scheduler.step()
+        self._change(self.program.changes[k])
         return norm
+
+    @torch.no_grad()
+    def _change(self, what: str) -> None:
+        for name, parameter in self.named.items():
+            if what == "shrink":
+                parameter.mul_(0.9)
+            elif what == "start" and "bias" in name:
+                parameter.copy_(self.start[name])
+            elif what == "average":
+                self.average.held[name].lerp_(parameter, 0.3)
+        if what == "rates" and self.scheduler is None:
+            for group in self.optimizer.param_groups:
+                group["lr"], group["weight_decay"] = group["lr"] * 0.5, 0.05
 
     # -- between steps ------------------------------------------------------------------------------
 
     def objects(self):
         """What trains it, to save."""
-        return {"optimizer": self.optimizer, **({"scaler": self.scaler} if self.scaler else {})}
+        others = {"scaler": self.scaler, "scheduler": self.scheduler}
+        kept = {name: thing for name, thing in others.items() if thing is not None}
+        return {"optimizer": self.optimizer, "average": self.average, **kept}
 
     def call(self, what: str, k: int) -> None:
         """What changes nothing."""
@@ -357,6 +400,19 @@ class Side:
             self.pipe.verify()
 
 
+class Average:
+    """A running average of weights, by name."""
+
+    def __init__(self, start: dict[str, Tensor]) -> None:
+        self.held = {name: value.clone() for name, value in start.items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.held
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.held = {name: value.clone() for name, value in state.items()}
+
+
 def halve(parameter: nn.Parameter) -> None:
     parameter.grad.mul_(0.5)
 
@@ -379,12 +435,14 @@ def agrees(program: Program, folder: pathlib.Path) -> None:
         for what in program.calls[k]:
             found.call(what, k)
         close = EXACT if k == 0 else AFTER_STEPS
-        torch.testing.assert_close(found.step(k).double(), wanted.step(k).double(), **close)
+        losses = found.step(k).double(), wanted.step(k).double()
+        torch.testing.assert_close(*losses, **close)
         same(grads(found.model), grads(wanted.model), close)
-        norms = found.finish(k), wanted.finish(k)
+        norms = [side.finish(k, loss) for side, loss in zip((found, wanted), losses, strict=True)]
         if program.clip is not None:
             torch.testing.assert_close(*norms, **close)
     same(dict(found.model.named_parameters()), dict(wanted.model.named_parameters()), AFTER_STEPS)
+    same(found.average.held, wanted.average.held, AFTER_STEPS)
     same(dict(found.model.named_buffers()), dict(wanted.model.named_buffers()), AFTER_STEPS)
 
 
