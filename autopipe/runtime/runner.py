@@ -339,6 +339,7 @@ class Runner:
             self._compare_replicas(step)
         has_hooks, self._hooked, self._hooked_ties = engine.hooked() if step.grad else (False, (), ())
         looks, self._traits = False, self._own_traits(has_hooks) if step.grad else 0
+        engine.written.changes |= engine.kinds.changes()
         if engine.written.any:
             self._traits |= Traits.WRITTEN
         if engine.step_agreement is not None:

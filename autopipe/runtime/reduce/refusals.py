@@ -63,6 +63,8 @@ _scaled: weakref.WeakSet[PartOfModel] = weakref.WeakSet()
 _hooks: list[Any] = []
 _tried: weakref.WeakSet[optim.Optimizer] = weakref.WeakSet()
 """Optimizers that take parameters one by one, as a trial has told."""
+_refused: weakref.WeakSet[optim.Optimizer] = weakref.WeakSet()
+"""Those that were refused a step."""
 
 
 def watch(owner: PartOfModel) -> None:
@@ -78,7 +80,7 @@ def watch(owner: PartOfModel) -> None:
     )
     if not _hooks:
         _hooks.append(register_optimizer_step_pre_hook(_refuse_other_stages))
-        _hooks.append(register_optimizer_step_pre_hook(_refuse_numbers_of_all))
+        _hooks.append(register_optimizer_step_pre_hook(_refuse_step))
 
 
 def watch_scalers(owner: PartOfModel) -> None:
@@ -131,7 +133,15 @@ def _refuse_other_stages(optimizer: optim.Optimizer, *_: Any) -> None:
             )
 
 
-def _refuse_numbers_of_all(optimizer: optim.Optimizer, *_: Any) -> None:
+def _refuse_step(optimizer: optim.Optimizer, *_: Any) -> None:
+    try:
+        _refuse_numbers_of_all(optimizer)
+    except InputError:
+        _refused.add(optimizer)
+        raise
+
+
+def _refuse_numbers_of_all(optimizer: optim.Optimizer) -> None:
     """Raise :class:`InputError` where an optimizer goes by all its parameters, and has a part of them."""
     if type(optimizer).__module__.startswith("torch.") or optimizer in _tried:
         return
@@ -285,7 +295,8 @@ def _trying(zero_grad: Any) -> Any:
 
     @functools.wraps(zero_grad)
     def tried(self: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        _refuse_numbers_of_all(self)
+        if self not in _refused:
+            _refuse_numbers_of_all(self)
         return zero_grad(self, *args, **kwargs)
 
     return tried

@@ -1,8 +1,9 @@
-"""Buffers and weights that user code writes to between steps on some ranks alone.
+"""Buffers, weights and layers that user code changes between steps on some ranks alone.
 
-Every rank's model has all buffers, and all weights until it trains; those of a stage's own rank count. What
-is written elsewhere alone is lost, and where stages of several ranks read one tensor, their copies are to be
-equal. Trained weights of several ranks are left to ``reduce.ties``, writes in a step to ``written_copies``.
+Every rank's model has all layers, all buffers, and all weights until it trains; those of a stage's own rank
+count. What is changed elsewhere alone is lost, and where stages of several ranks read one tensor, their
+copies are to be equal. Trained weights of several ranks are left to ``reduce.ties``, writes in a step to
+``written_copies``.
 """
 
 from __future__ import annotations
@@ -53,6 +54,15 @@ class WrittenAlone:
         self._rank, self._gather = rank, gather
         self._places = tuple(_places(model, stages))
         self._shared = [p for p in self._places if len(p.ranks) > 1]
+        held = {
+            s.rank: {id(m) for stage in stages if stage.rank == s.rank for m in stage.modules()}
+            for s in stages
+        }
+        self._layers = {
+            path: [rank for rank, modules in held.items() if id(module) in modules]
+            for path, module in model.named_modules(remove_duplicate=False)
+        }
+        self.changes: dict[str, str] = {}
         self.note()
 
     def note(self) -> None:
@@ -70,8 +80,10 @@ class WrittenAlone:
 
     @property
     def any(self) -> bool:
-        """Whether something here was written to that others have to have written to as well."""
-        return any(place.is_other(was, version) for place, was, version in self._watched)
+        """Whether something here was changed that others have to have changed as well."""
+        return bool(self.changes) or any(
+            place.is_other(was, version) for place, was, version in self._watched
+        )
 
     @property
     def has_shared(self) -> bool:
@@ -81,7 +93,9 @@ class WrittenAlone:
     def check(self) -> None:
         """Raise :class:`InputError`, on every rank alike, for what was written to on some ranks alone."""
         written = [place.name for place, was, version in self._watched if place.is_other(was, version)]
-        names = {name for told in self._gather(written, list[str]) for name in told}
+        told = self._gather((written, self.changes), tuple[list[str], dict[str, str]])
+        self._judge_layers([each for _, each in told])
+        names = {name for each, _ in told for name in each}
         names |= {p.name for p in self._shared}
         looked = [p for p in self._places if p.name in names and p.tensor is not None]
         mine = {
@@ -93,7 +107,18 @@ class WrittenAlone:
         for place in self._places:
             if place.name in names:
                 _judge(place, by_rank)
+        self.changes.clear()
         self.note()
+
+    def _judge_layers(self, by_rank: Sequence[Mapping[str, str]]) -> None:
+        for name, path in {name: path for told in by_rank for name, path in told.items()}.items():
+            tellers = [rank for rank, told in enumerate(by_rank) if name in told]
+            holders = self._layers.get(path, []) if path else []
+            if holders and not {*holders} & {*tellers}:
+                raise InputError(
+                    f"{name} changed on rank {tellers[0]}, and the stage with that layer is on rank "
+                    f"{holders[0]}, where it did not; change it on every rank (not under `if rank == 0`)"
+                )
 
 
 def _judge(place: _Place, by_rank: Sequence[Mapping[str, tuple[int, bool]]]) -> None:

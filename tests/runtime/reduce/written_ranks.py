@@ -80,7 +80,12 @@ def replace(model):
     model.layers[3].gain = model.layers[3].gain * 2
 
 
+def hook(model):
+    model.layers[3].linear.register_forward_hook(lambda module, given, output: output * 2)
+
+
 REFUSED = {
+    hook: r"hooks of layers\.3\.linear changed on rank 0, and the stage with that layer is on rank 1",
     scale: "scale has other values on each of ranks 0 and 1",
     gain: r"layers\.3\.gain was written to on rank 0, and the stage that reads it is on rank 1",
     weight: r"layers\.3\.linear\.weight was written to on rank 0",
@@ -103,7 +108,7 @@ def on_one():
             rt.step(X, target=Y)
         if rank == 0:
             write(model)
-        for call in CALLS.values():
+        for call in CALLS.values():  # the step first: it looks at layers
             with pytest.raises(InputError, match=words):
                 call(pipe, rt)
         if rank == 1:
@@ -123,8 +128,10 @@ def unseen():
 
 def by_its_own():
     """What the rank that reads it writes alone is what the pipeline goes by."""
-    for write in (gain, weight):
+    for write in (gain, weight, hook):
         model, _, rt = made()
+        if write is hook:
+            rt.step(X, target=Y)
         if dist.get_rank() == 1:
             write(model)
         torch.testing.assert_close(rt.step(X, target=Y).loss, plain(write))
@@ -139,8 +146,10 @@ def by_its_own():
 
 def alike():
     """What both write is what the plain model does, saves included."""
-    for write in (scale, gain, weight, replace):
+    for write in (scale, gain, weight, replace, hook):
         model, pipe, rt = made()
+        if write is hook:
+            rt.step(X, target=Y)
         write(model)
         torch.testing.assert_close(rt.step(X, target=Y).loss, plain(write))
         for _ in range(3):
