@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from autopipe.tracing import capture
+from autopipe.tracing.rows import mixing
 from autopipe.tracing.runs import runs
 
 
@@ -89,3 +90,81 @@ def test_a_number_that_goes_by_the_order_of_two_rows_is_found_whichever_they_are
     torch.manual_seed(0)
     given = torch.tensor([[4.0] * 4, [0.25] * 4]), torch.tensor([0, 1])
     assert capture(Ahead(*places), given).variation.mixing.always
+
+
+class Does(nn.Module):
+    """Does something to rows in a layer that stays whole."""
+
+    def __init__(self, does: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.head, self.layer = nn.Linear(4, 4), Whole(does)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0 * self.head(x) + self.layer(x)
+
+
+LIMIT = 4.0
+"""What eight times the second row below comes to is more than this, and four times both rows is less."""
+
+
+def clamped(x: Tensor) -> Tensor:
+    return x * (LIMIT / x.norm()).clamp(max=1)
+
+
+def limited(x: Tensor) -> Tensor:
+    return x if x.norm() < LIMIT else x * (LIMIT / x.norm())
+
+
+def kept_below(x: Tensor) -> Tensor:
+    return x.where(x.square().sum(0) < LIMIT, x - x.mean(0))
+
+
+def by_number(x: Tensor) -> Tensor:
+    return x.where((x > 0.5) & (x.roll(1, 0) > 0.5), x / 2) if len(x) > 3 else x
+
+
+@torch.jit.script
+def scripted(x: Tensor) -> Tensor:
+    return x * (4.0 / x.norm()).clamp(max=1.0)
+
+
+@pytest.mark.parametrize(
+    ("does", "is_asked"),
+    [
+        (lambda x: x.relu(), False),
+        (lambda x: x.softmax(1), False),
+        (lambda x: x.where(x < LIMIT, x / 2), False),
+        (lambda x: torch.cat([*x.relu().chunk(2, 1), x * torch.ones(4)], 1)[:, :4], False),
+        (lambda x: x[:20], True),
+        (lambda x: x * x.isfinite(), True),
+        (lambda x: x.cumsum(1), True),
+        (lambda x: x if x.max() < 1e6 else x - 1, True),
+        (lambda x: x * (1 + x.norm().clamp(min=1e6)) / 1e6, True),
+        (lambda x: x + (x.mean(0) - x.mean(0)), True),
+        (lambda x: x + 1e-4 * (len(x) > 4), True),
+        (clamped, True),
+        (limited, True),
+        (kept_below, True),
+        (by_number, True),
+        (lambda x: scripted(x), True),
+        (lambda x: scripted(x).relu() - scripted(x).neg().relu(), True),
+    ],
+)
+def test_more_of_each_row_alone_are_asked_where_data_or_their_number_may_tell(
+    does: Any, is_asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    rows_of = mixing._rows
+
+    def noting(given: Any, dim: Any, rows: str, alone: bool) -> Any:
+        seen.append(rows)
+        return rows_of(given, dim, rows, alone)
+
+    monkeypatch.setattr(mixing, "_rows", noting)
+    model = Does(does)
+    model.layer.linear = nn.Identity()
+    found = capture(model, (torch.tensor([[0.1] * 4, [1.0] * 4]),), closed=["layer"]).variation.mixing
+    assert "ab" * 4 in seen
+    assert ("b" * 8 in seen) is is_asked
+    assert not (found.always and not is_asked)
+    assert found.always or does not in (clamped, limited, kept_below, by_number)

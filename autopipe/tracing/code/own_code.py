@@ -5,6 +5,7 @@ What is looked for in them is left to ``rows``.
 
 from __future__ import annotations
 
+import dis
 import functools
 import itertools
 import types
@@ -21,6 +22,7 @@ from ..calls.named import is_code
 from ..inputs.contents import is_filled
 from ..state.global_names import is_foreign
 from .leaves import is_torchs
+from .reachable import is_method, names_reached
 
 __all__ = ["HOOKS", "OwnCode"]
 
@@ -29,6 +31,8 @@ HOOKS = frozenset({"register_hook", "register_prehook", "register_multi_grad_hoo
 
 _OF_GRADIENTS = frozenset({"grad_fn", "is_grad_enabled", "requires_grad"})
 _NO_CODE = frozenset({bool, dict, float, int, list, set, str, tuple, type(None), nn.Parameter, torch.Tensor})
+_MAKING = frozenset({"__init__", "__init_subclass__"})
+"""Methods that make objects and classes, ahead of all calls."""
 _MOST_INSIDE = 64
 """So many numbers are looked at in one list or dict."""
 
@@ -53,6 +57,7 @@ class OwnCode:
         self._within = functools.cache(self._looked_for)
         self._is_own = functools.cache(self._looks_own)
         self._names = functools.cache(self._named)
+        self._by_mode = functools.cache(self._goes_by_mode)
         self._of_class = functools.cache(_made_of_class)
         self._numbers = functools.cache(self._numbered)
 
@@ -73,9 +78,11 @@ class OwnCode:
         return self._names(call.op == "call_module", call.target)
 
     def may_go_by_mode(self, call: Call) -> bool:
-        """Whether code that stays whole, forward hooks among it, names the mode, as a text too."""
-        codes = (f.__code__ for f, _ in self.functions(call))
-        return "training" in self.names(call) or any("training" in _constants_in(code) for code in codes)
+        """Whether code that stays whole, forward hooks among it, comes to name the mode, as a text too.
+
+        It does not behind a branch on an attribute of its module's that is False, as whether to checkpoint.
+        """
+        return self._by_mode(call.op == "call_module", call.target)
 
     def may_miss_data(self, call: Call) -> bool:
         """Whether code that stays whole may tell a run without data: it names devices or gradients."""
@@ -102,6 +109,19 @@ class OwnCode:
         if not is_module:
             return is_code(target)
         return not all(is_torchs(m) for _, m in modules_in(self.model.get_submodule(target)))
+
+    def _goes_by_mode(self, is_module: bool, target: Any) -> bool:
+        held = [held for held, _ in self._within(is_module, target)]
+        functions = [f for f in held if isinstance(f, types.FunctionType)]
+        if any("training" in _constants_in(f.__code__) for f in functions):
+            return True
+        asking = [f for f in functions if "training" in _names_in(f.__code__)]
+        if not (asking and is_module):
+            return bool(asking)
+        stored = frozenset[str]().union(*(_stored_in(f.__code__) for f in functions))
+        inside = [m for _, m in modules_in(self.model.get_submodule(target))]
+        owners = ([m for m in inside if is_method(f, type(m))] for f in asking)
+        return any("training" in names_reached(*pair, stored) for pair in zip(asking, owners, strict=True))
 
     def _named(self, is_module: bool, target: Any) -> frozenset[str]:
         held = [held for held, _ in self._within(is_module, target)]
@@ -147,6 +167,14 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
     """The names of globals and attributes that code asks for, that within it as well."""
     inner = (_names_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
     return frozenset(code.co_names).union(*inner)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _stored_in(code: types.CodeType) -> frozenset[str]:
+    """The names of attributes that code sets, that within it as well."""
+    inner = (_stored_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    stored = (str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR")
+    return frozenset(stored).union(*inner)
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -200,7 +228,7 @@ def _held_by(module: nn.Module) -> Iterator[Any]:
 def _made_of_class(cls: type) -> list[Any]:
     """What code the calls of a class's modules are made of, but for torch's own."""
     own = [vars(base).items() for base in cls.__mro__ if not is_foreign(base.__module__)]
-    return [*_made_of([value for held in own for name, value in held if name != "__init__"])]
+    return [*_made_of([value for held in own for name, value in held if name not in _MAKING])]
 
 
 def _around(held: Any) -> Iterator[Any]:

@@ -298,11 +298,18 @@ def answered_apart(
     dim = batch_dim(variation.dims)
     if dim is None or dim.packed or device.type == "meta" or not any(pairs.said.values()):
         return variation
-    for batches in two_rows(given, dim, device):
-        whole, *each = (None if n is None else forms[n] for n in map(chosen, batches.values()))
-        for one in each:
+
+    def asked_by(batch: Mapping[str, torch.Tensor]) -> Recording | None:
+        number = chosen(batch)
+        return None if number is None else forms[number]
+
+    for whole_batch, *each in (batches.values() for batches in two_rows(given, dim, device)):
+        whole = asked_by(whole_batch)
+        if whole is None or not any(said and of == id(whole) for (_, of), said in pairs.said.items()):
+            continue  # none makes something else where all of it asks for this one
+        for one in map(asked_by, each):
             said = pairs.said.get((id(one), id(whole)))
-            if said and one and whole and pairs.counts_alike(one, whole, tail):
+            if said and one and pairs.counts_alike(one, whole, tail):
                 mixed = dataclasses.replace(variation.mixing, always=said)
                 obstacle = Tail(obstacle="each microbatch answers for itself")
                 return dataclasses.replace(variation, mixing=mixed, tail=obstacle)

@@ -419,11 +419,16 @@ def _in_training(
     def run_in(training: bool) -> Rows:
         return rows_of(*form.told[:5], partial(start, training), alone=form.takes(2))
 
-    with CodeRun() as ran:
+    ran = CodeRun()
+
+    def has_limits() -> bool:
+        # two rows do not show what code does of more of them
+        return any(map(form.code.may_go_by_mode, thresholds(form.code, form.form, 2, ran)))
+
+    is_limited = has_limits()  # of all code: none has run
+    with ran if is_limited else contextlib.nullcontext():
         found = in_training(evaluated, form.form, run_in, form.device, own.look)
-    # two rows do not show what code does of more of them
-    limits = thresholds(form.code, form.form, 2, ran)
-    found = found._replace(is_other=found.is_other or any(map(form.code.may_go_by_mode, limits)))
+    found = found._replace(is_other=found.is_other or (is_limited and has_limits()))
     own.is_whole &= not found.is_other
     own.end()
     return found

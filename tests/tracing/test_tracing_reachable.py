@@ -1,0 +1,199 @@
+"""Code behind a branch on an attribute that is False is none that goes by the mode; all other code may be."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopipe.tracing import capture
+from autopipe.tracing.code.reachable import names_reached
+from autopipe.tracing.rows import mixing
+
+
+class Owner:
+    """Has the flags that methods ask for."""
+
+    off = False
+    on = True
+
+    def both(self, other: Any) -> bool:
+        return self.off and self.training
+
+    def branch(self, other: Any) -> int:
+        if self.off and self.training and other:
+            return 1
+        return 2
+
+    def early(self, other: Any) -> int:
+        if not self.off:
+            return 1
+        return 2 if self.training else 3
+
+    def loop(self, other: Any) -> Any:
+        while self.off:
+            other = self.training
+        return other
+
+    def either(self, other: Any) -> bool:
+        return self.off or self.training
+
+    def true(self, other: Any) -> bool:
+        return self.on and self.training
+
+    def missing(self, other: Any) -> bool:
+        return self.nowhere and self.training
+
+    def of_another(self, other: Any) -> bool:
+        return other.off and self.training
+
+    def chosen(self, other: Any) -> int:
+        if (other if other else self.off) and self.training:
+            return 1
+        return 2
+
+    def changed(self, other: Any) -> int:
+        self = other
+        if self.off and self.training:
+            return 1
+        return 2
+
+    def catching(self, other: Any) -> int:
+        try:
+            if self.off and self.training:
+                return 1
+        except ValueError:
+            return 3
+        return 2
+
+    def inner(self, other: Any) -> Any:
+        return lambda: self.training
+
+    @property
+    def told(self) -> bool:
+        return self.on
+
+    def behind_told(self, other: Any) -> bool:
+        return self.told and self.training
+
+
+class Odd(Owner):
+    """Answers for itself what it has."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return True if name == "off" else super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("name", ["both", "branch", "early", "loop"])
+def test_what_lies_behind_a_false_attribute_is_not_reached(name: str) -> None:
+    function, other = vars(Owner)[name], Owner()
+    assert "training" not in names_reached(function, [Owner(), other], ())
+    assert "training" in names_reached(function, [Owner()], ["off"])
+    assert "training" in names_reached(function, [], ())
+    assert "training" in names_reached(function, [Owner(), object()], ())
+    assert "training" in names_reached(function, [Odd()], ())
+    vars(other)["off"] = True
+    assert "training" in names_reached(function, [Owner(), other], ())
+    vars(other)["off"] = 0
+    assert "training" in names_reached(function, [other], ())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "behind_told", "catching", "changed", "chosen", "either", "inner", "missing", "of_another", "true",
+    ],
+)  # fmt: skip
+def test_all_else_is_reached(name: str) -> None:
+    assert "training" in names_reached(vars(Owner)[name], [Owner()], ())
+
+
+class Mixing(nn.Module):
+    """A layer that mixes many rows in training if it is told to; ``sets`` names what its code sets."""
+
+    is_mixing = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.linear(x)
+        if self.is_mixing and self.training and len(x) > 3:
+            return made - made.mean(0)
+        return made
+
+
+class Telling(Mixing):
+    """The same, but that it tells itself to as it is called."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.is_mixing = True
+        made = super().forward(x)
+        del self.is_mixing
+        return made
+
+
+class Wrapping(nn.Module):
+    """Wraps the forward of each class that is derived from it."""
+
+    is_mixing = False
+
+    def __init_subclass__(cls) -> None:
+        forward = cls.forward
+
+        @functools.wraps(forward)
+        def wrapped(self: Any, x: Tensor) -> Any:
+            made = forward(self, x)
+            return made - made.mean(0) if self.is_mixing and self.training and len(x) > 3 else made
+
+        cls.forward = wrapped
+
+
+class Wrapped(Wrapping):
+    """A layer that is wrapped so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x)
+
+
+def one_of_two(cls: Any) -> nn.Module:
+    layer = nn.Sequential(cls(), cls())
+    layer[1].is_mixing = True
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("make", "is_mixed"),
+    [
+        (Mixing, False),
+        (Wrapped, False),
+        (Telling, True),
+        (lambda: one_of_two(Mixing), True),
+        (lambda: one_of_two(Wrapped), True),
+    ],
+)
+def test_many_rows_are_mixed_in_training_alone_where_a_layer_is_told_to(
+    make: Callable[[], nn.Module], is_mixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[bool] = []
+    asked_of = mixing._asked_of
+
+    def noting(form: Any, *told: Any, **named: Any) -> str:
+        modes.append(named["may_point"])
+        return asked_of(form, *told, **named)
+
+    monkeypatch.setattr(mixing, "_asked_of", noting)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), make(), nn.Linear(4, 4))
+    found = capture(model, (torch.randn(2, 4),), closed=["1"]).variation.mixing
+    assert bool(found.training) is is_mixed
+    assert modes == ([True, False] if is_mixed else [True])
