@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..runtime import Runtime
+from ..runtime.reduce.hooks import add, set_aside
 from ..torch_private import pytree
 
 __all__ = ["PipelineModule"]
@@ -31,10 +32,11 @@ class PipelineModule(nn.Module):
     """``loss = module(**batch); loss.backward()``, where the module is a split model.
 
     Called in training with gradients on, it runs a step of the pipeline and keeps its gradients aside; the
-    loss's backward adds them, times whatever the loss was multiplied by, to the parameters' own, and hands on
-    those of inputs that require a gradient. Otherwise it
-    gives the loss alone. Its parameters are this rank's, under the model's names; its mode is the model's.
-    Every rank calls it with the same batch, as :meth:`autopipe.runtime.Runtime.step` is called.
+    loss's backward adds them, times whatever the loss was multiplied by, to the parameters' own (those of a
+    ``loss_fn`` too), calls hooks on these, and hands on those of inputs that require a gradient. Otherwise it
+    gives the loss alone, whose backward raises :class:`InputError`. Its parameters are this rank's, under the
+    model's names and in its order; its mode is the model's. Every rank calls it with the same batch, as
+    :meth:`autopipe.runtime.Runtime.step` is called.
 
     Attributes
     ----------
@@ -65,24 +67,23 @@ class PipelineModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The loss of a batch, 0-d, on every rank; arguments are those of :meth:`Runtime.step`."""
-        if not (self.training and torch.is_grad_enabled()):
+        if not torch.is_grad_enabled():
             return self.runtime.evaluate(*args, **kwargs).loss
-        parameters = [p for p in self.parameters() if p.requires_grad]
-        before = [p.grad for p in parameters]
-        for parameter in parameters:
-            parameter.grad = None
+        if not self.training:
+            return self._made(self.runtime.evaluate(*args, **kwargs).loss, None)
+        trained = (*self.parameters(), *(p for _, p in self.runtime.engine.stepped()))
+        parameters = [p for p in {id(p): p for p in trained}.values() if p.requires_grad]
         inputs, own, (args, kwargs) = _cut_off((args, kwargs))
-        try:
+        made: list[Tensor | None] = []
+        with set_aside(parameters, made):
             loss = self.runtime.step(*args, **kwargs).loss
-            made = [p.grad for p in parameters]
-        finally:
-            for parameter, grad in zip(parameters, before, strict=True):
-                parameter.grad = grad
+        return self._made(loss, _Gradients(parameters, made, [x.grad for x in own]), *inputs)
+
+    def _made(self, loss: Tensor, gradients: _Gradients | None, *inputs: Tensor) -> Tensor:
         # the graph wants something that requires a gradient, also where this rank has no parameters
         anchor = torch.zeros((), device=loss.device, requires_grad=True)
-        given = _Made(parameters, made, [x.grad for x in own])
-        made_loss: Tensor = _Loss.apply(anchor, loss, given, *inputs)
-        return made_loss
+        made: Tensor = _Loss.apply(anchor, loss, gradients, *inputs)
+        return made
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """This rank's, under the model's names."""
@@ -119,8 +120,8 @@ def _cut_off(given: Any) -> tuple[list[Tensor], list[Tensor], Any]:
     return before, [leaves[i] for i in tracked], pytree.tree_unflatten(leaves, structure)
 
 
-class _Made:
-    """The gradients of one step, to be given to its parameters once; those of its inputs are returned."""
+class _Gradients:
+    """Those of one step, to be given to its parameters once; those of its inputs are returned."""
 
     def __init__(
         self, parameters: list[nn.Parameter], grads: list[Tensor | None], inputs: list[Tensor | None]
@@ -134,12 +135,10 @@ class _Made:
             raise InputError(
                 "backward of this loss has run before; call the module again for other gradients"
             )
-        for parameter, grad in zip(self._parameters, self._grads, strict=True):
-            if grad is None:
-                continue
-            grad.mul_(factor.to(grad.dtype))
-            parameter.grad = grad if parameter.grad is None else parameter.grad.add_(grad)
-        self._is_given, self._grads = True, []
+        grads, self._grads, self._is_given = self._grads, [], True
+        for parameter, grad in zip(self._parameters, grads, strict=True):
+            if grad is not None:
+                add(parameter, grad.mul_(factor.to(grad.dtype)))
         inputs, self._inputs = self._inputs, []
         return [None if grad is None else grad * factor.to(grad.dtype) for grad in inputs]
 
@@ -148,10 +147,16 @@ class _Loss(torch.autograd.Function):
     """The loss, whose backward gives a step's gradients to the parameters."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, loss: Tensor, made: _Made, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, loss: Tensor, made: _Gradients | None, *inputs: Tensor) -> Tensor:
         ctx.made = made
         return loss.detach().clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        if ctx.made is None:
+            raise InputError(
+                "the module was in evaluation mode, in which it makes no gradients: call module.train(), and "
+                "eval() of the layers that are to evaluate; or module.runtime.step(...), which makes them in "
+                "any mode"
+            )
         return (None, None, None, *ctx.made.give(grads[0]))

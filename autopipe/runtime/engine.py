@@ -337,14 +337,14 @@ class Engine:
         yield from own_of(self.options.loss_fn, self.capture.model)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters once each, under the model's first name for them."""
+        """This rank's parameters once each, under the model's first name for them, in the model's order."""
         first = self.capture.ops.parameter
-        seen: set[int] = set()
+        own: dict[int, tuple[str, nn.Parameter]] = {}
         for stage in self.stages:
             for name, parameter in stage.named_parameters():
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield (first[name].name if name in first else name), parameter
+                own.setdefault(id(parameter), (first[name].name if name in first else name, parameter))
+        place = {name: i for i, name in enumerate(self._named)}
+        yield from sorted(own.values(), key=lambda named: place.get(named[0], len(place)))
 
     @property
     def norm_dtype(self) -> torch.dtype:

@@ -264,11 +264,11 @@ class Runtime(BetweenSteps):
     # -- parameters ---------------------------------------------------------------------------------
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters once each, under the model's first name for them."""
+        """This rank's parameters once each, under the model's first name for them, in the model's order."""
         return self._engine.named_parameters()
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """This rank's parameters once each, for an optimizer.
+        """This rank's parameters once each, in the model's order, for an optimizer.
 
         A rank whose stages hold none that is trained (only a loss, say, or frozen layers) gives one number
         that stays zero: torch's optimizers refuse an empty list, and every rank runs the same script. With a

@@ -8,7 +8,6 @@ same for a hook that clips, looks or steps an optimizer.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from ...errors import StepError
 
-__all__ = ["OwnHook", "is_hooked", "n_hooks", "n_hooks_after", "once_a_step"]
+__all__ = ["OwnHook", "add", "is_hooked", "n_hooks", "n_hooks_after", "once_a_step", "set_aside"]
 
 
 class OwnHook(functools.partial[None]):
@@ -28,16 +27,6 @@ class OwnHook(functools.partial[None]):
     """
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Hooked:
-    """A parameter, its gradient before the step, and its hooks: on the gradient, and after it was added."""
-
-    place: str
-    parameter: nn.Parameter
-    before: Tensor | None
-    on: list[tuple[dict[Any, Callable[..., Any]], dict[Any, Callable[..., Any]]]]
-
-
 @contextlib.contextmanager
 def once_a_step(parameters: Sequence[nn.Parameter], place: Callable[[nn.Parameter], str]) -> Iterator[None]:
     """Within it hooks of these parameters are kept back; at its end each is called with the whole gradient.
@@ -45,21 +34,45 @@ def once_a_step(parameters: Sequence[nn.Parameter], place: Callable[[nn.Paramete
     ``place`` has the words for where each is. Gradients that were there before are added to afterwards.
     Where the step fails no hook is called. Raises :class:`StepError` naming the parameter whose hook does.
     """
-    held = [_take(place(p), p) for p in parameters]
-    try:
+    made: list[Tensor | None] = []
+    with set_aside(parameters, made):
         yield
-        made = [hooked.parameter.grad for hooked in held]
-    finally:
-        for hooked in held:
-            for living, kept in hooked.on:
-                living.update(kept)
-            hooked.parameter.grad = hooked.before
-    for hooked, gradient in zip(held, made, strict=True):
+    for parameter, gradient in zip(parameters, made, strict=True):
         if gradient is not None:
             try:
-                _give(hooked, gradient)
+                add(parameter, gradient)
             except Exception as error:
-                raise StepError(f"{hooked.place}: {type(error).__name__}: {error}") from error
+                raise StepError(f"{place(parameter)}: {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def set_aside(parameters: Sequence[nn.Parameter], made: list[Tensor | None]) -> Iterator[None]:
+    """Within it parameters have no gradients and no hooks; ``made`` gets what it left, if it ends well."""
+    kept = [(p, p.grad, [(on, dict(on)) for on in _hooks(p)]) for p in parameters]
+    for parameter, _, hooks in kept:
+        parameter.grad = None
+        for living, _ in hooks:
+            living.clear()  # the same object: its handles still remove from it
+    try:
+        yield
+        made.extend(parameter.grad for parameter in parameters)
+    finally:
+        for parameter, before, hooks in kept:
+            parameter.grad = before
+            for living, held in hooks:
+                living.update(held)
+
+
+@torch.no_grad()
+def add(parameter: nn.Parameter, gradient: Tensor) -> None:
+    """Add to a parameter's gradient, and call the user's hooks, as a backward that made this would."""
+    for hook in list((parameter._backward_hooks or {}).values()):
+        changed = hook(gradient)
+        gradient = gradient if changed is None else changed
+    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+    for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
+        if not isinstance(hook, OwnHook):
+            hook(parameter)
 
 
 def is_hooked(parameter: nn.Parameter) -> bool:
@@ -78,23 +91,5 @@ def n_hooks_after(tensor: Tensor) -> int:
     return sum(not isinstance(hook, OwnHook) for hook in hooks)
 
 
-def _take(place: str, parameter: nn.Parameter) -> _Hooked:
-    on = []
-    for living in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):
-        kept = dict(living or {})
-        if living:
-            living.clear()  # the same object: its handles still remove from it
-        on.append((living if living is not None else {}, kept))
-    before, parameter.grad = parameter.grad, None
-    return _Hooked(place, parameter, before, on)
-
-
-@torch.no_grad()
-def _give(hooked: _Hooked, gradient: Tensor) -> None:
-    (_, on_gradient), (_, after) = hooked.on
-    for hook in on_gradient.values():
-        changed = hook(gradient)
-        gradient = gradient if changed is None else changed
-    hooked.parameter.grad = gradient if hooked.before is None else hooked.before + gradient
-    for hook in after.values():
-        hook(hooked.parameter)
+def _hooks(parameter: nn.Parameter) -> list[dict[Any, Callable[..., Any]]]:
+    return [on for on in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks) if on]
