@@ -58,8 +58,9 @@ class BetweenSteps:
         background: copy everything, return, and write while training goes on. ``wait()`` on what is returned
             says how it ended; where nobody waited, the next save does.
 
-        Saved as well: the number of steps, the seed, the user's random generators, and what modules keep
-        beside their tensors (``get_extra_state``). Not saved: gradients, so save after the optimizer's step.
+        Saved as well: the number of steps, the seed, the user's random generators, what modules keep beside
+        their tensors (``get_extra_state``), and a ``loss_fn`` with weights of its own. Not saved: gradients,
+        so save after the optimizer's step.
 
         Who reads it: :meth:`load`; transformers' ``from_pretrained``; ``torch.distributed.checkpoint.load``,
         all of it through :func:`autopipe.exports.dcp_reader` and its weights through torch's

@@ -26,6 +26,7 @@ from .checkpoint.saving import save, save_single
 from .checkpoint.state_by_weight import Holding
 from .checkpoint.training_state import Restoring, collect
 from .files.folder import MANIFEST, step_path, steps_in
+from .reduce.ties import own_of
 
 if TYPE_CHECKING:
     from .checkpoint.loading import Checkpoint
@@ -35,6 +36,8 @@ __all__ = ["Checkpoints", "Saving"]
 
 SINGLES = (".pt", ".pth", ".th", ".bin", ".ckpt", ".pkl", ".tar")
 """What paths of one file end with, as people name those of ``torch.save``."""
+LOSS = "loss_fn()"
+"""The name of a loss that trains, where it is given under none."""
 _logger = logging.getLogger(__name__)
 
 
@@ -94,7 +97,7 @@ class Checkpoints:
             agreement.check_alike(self._asked(objects, str(path)))
             with agreement.agreed(path, "nothing was saved"):
                 self._engine.written.check()
-            contents = self._contents(objects, is_single, max_bytes)
+            contents = self._contents({**objects, **self._loss_beside(objects)}, is_single, max_bytes)
             if is_single:
                 with agreement.first_replica_saves(path):
                     save_single(path, contents, rank, agreement.exchange, self.names)
@@ -152,6 +155,12 @@ class Checkpoints:
             return replica.collect(state, fault, engine.device), ""
         except StoreError as error:
             return None, str(error)
+
+    def _loss_beside(self, objects: Mapping[str, Any]) -> dict[str, Any]:
+        """The loss, by a name of its own, where it has weights of its own and is none of ``objects``."""
+        loss_fn = self._engine.options.loss_fn
+        is_given = any(thing is loss_fn for thing in objects.values())
+        return {} if is_given or not own_of(loss_fn, self._engine.capture.model) else {LOSS: loss_fn}
 
     def _asked(self, objects: Mapping[str, Any], path: str = "") -> CallSignature:
         """What this rank was called with, as far as ranks are to be called alike."""
@@ -251,7 +260,7 @@ class Checkpoints:
         wanted = {n: t for stage in engine.stages for n, t in named_tensors(stage).items()}
         with agreement.agreed(path, "nothing was changed"):
             checkpoint, found, faults = self._opened(path, wanted, strict)
-            restoring = self._restoring(checkpoint, objects)
+            restoring = self._restoring(checkpoint, {**objects, **self._loss_in(checkpoint, objects, path)})
             faults += restoring.check()
             if not faults:
                 faults = checkpoint.faults(dict.fromkeys(found.values()), restoring.stored())
@@ -266,6 +275,22 @@ class Checkpoints:
         if checkpoint.manifest is not None:
             engine.n_steps, engine.seed = checkpoint.manifest.steps, checkpoint.manifest.seed
             engine.n_forwards = checkpoint.n_forwards
+
+    def _loss_in(
+        self, checkpoint: Checkpoint, objects: Mapping[str, Any], path: pathlib.Path
+    ) -> dict[str, Any]:
+        """The loss that is to have its weights from a checkpoint though nobody gave it; said where there are
+        none of a run's own."""
+        loss = self._loss_beside(objects)
+        if not loss or any(LOSS in state.get("objects", {}) for state in checkpoint.states):
+            return loss
+        if checkpoint.manifest is not None:
+            _logger.warning(
+                "%s holds no weights of loss_fn, whose own stay as they are; where they were saved under "
+                "another name, as in rt.save(..., loss=loss_fn), load them by it",
+                path,
+            )
+        return {}
 
     def _opened(
         self, path: pathlib.Path, wanted: Mapping[str, Tensor], strict: bool

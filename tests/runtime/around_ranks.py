@@ -711,19 +711,26 @@ def weights_of_the_loss():
             dist.broadcast_object_list(folder)
         x, y = batch()
         found = []
-        for part in ("undisturbed", "first", "second"):
+        for part in ("undisturbed", "named", "first", "second"):
             loss_fn = Weighing()
             pair = Pair(loss_fn)
             both = torch.optim.Adam([*pair.rt.parameters(), *loss_fn.parameters()], 0.1)
-            kept = {"optimizer": both, "loss": loss_fn}
+            kept = {"optimizer": both, **({"loss": loss_fn} if part == "named" else {})}
             if part == "second":
                 pair.rt.load(pathlib.Path(folder[0]) / "save", **kept)
             for _ in range(2 if part == "undisturbed" else 1):
                 pair.rt.step(x, target=y)
                 both.step()
                 both.zero_grad()
-            if part == "first":
-                pair.rt.save(pathlib.Path(folder[0]) / "save", **kept)
+            if part in ("named", "first"):
+                pair.rt.save(pathlib.Path(folder[0]) / ("save" if part == "first" else "named"), **kept)
+            if part == "named":
+                trained = loss_fn.weight.detach().clone()
+                with torch.no_grad():
+                    loss_fn.weight.zero_()
+                pair.rt.load(pathlib.Path(folder[0]) / "named", **kept)
+                assert torch.equal(loss_fn.weight, trained)
+                continue
             found.append(loss_fn.weight.detach().clone())
         plan = autopipe.plan(pair.pipe.graph, 2, n_microbatches=4, costs="estimated", pin={"1": 1})
         assert pair.rt.rebalance(plan=plan, optimizer=both)
