@@ -26,6 +26,7 @@ from .checkpoint.saving import save, save_single
 from .checkpoint.state_by_weight import Holding
 from .checkpoint.training_state import Restoring, collect
 from .files.folder import MANIFEST, step_path, steps_in
+from .files.safetensors_file import Spec
 from .reduce.ties import own_of
 
 if TYPE_CHECKING:
@@ -258,8 +259,11 @@ class Checkpoints:
         """Check all of it on every rank; then take the training state, then the weights."""
         agreement, engine = self._agreement, self._engine
         wanted = {n: t for stage in engine.stages for n, t in named_tensors(stage).items()}
+        beside = engine.written.read_elsewhere()
         with agreement.agreed(path, "nothing was changed"):
             checkpoint, found, faults = self._opened(path, wanted, strict)
+            there = {n: t for n, t in beside.items() if checkpoint.weights.get(n) == Spec.of(t)}
+            wanted, found = wanted | there, found | {n: n for n in there}
             restoring = self._restoring(checkpoint, {**objects, **self._loss_in(checkpoint, objects, path)})
             faults += restoring.check()
             if not faults:
@@ -272,6 +276,7 @@ class Checkpoints:
         with torch.no_grad(), agreement.agreed(path, "some weights may have been read", restoring.undo):
             distinct = {id(tensor): (found[name], tensor) for name, tensor in wanted.items()}
             checkpoint.read(dict(distinct.values()))
+            engine.written.note()
         if checkpoint.manifest is not None:
             engine.n_steps, engine.seed = checkpoint.manifest.steps, checkpoint.manifest.seed
             engine.n_forwards = checkpoint.n_forwards

@@ -110,6 +110,15 @@ class WrittenAlone:
         self.changes.clear()
         self.note()
 
+    def read_elsewhere(self) -> dict[str, Tensor]:
+        """By name, buffers of the model that stages of other ranks alone read, where they are here."""
+        found = {p.name: p.tensor for p in self._places if self._rank not in p.ranks}
+        return {
+            name: tensor
+            for name, tensor in found.items()
+            if tensor is not None and not isinstance(tensor, nn.Parameter) and not tensor.is_meta
+        }
+
     def _judge_layers(self, by_rank: Sequence[Mapping[str, str]]) -> None:
         for name, path in {name: path for told in by_rank for name, path in told.items()}.items():
             tellers = [rank for rank, told in enumerate(by_rank) if name in told]

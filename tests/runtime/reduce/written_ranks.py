@@ -156,7 +156,10 @@ def alike():
             gain(model)
             rt.step(X, target=Y)
         rt.save(FOLDER / write.__name__)
+        saved = [layer.gain.clone() for layer in model.layers]
+        gain(model)
         rt.load(FOLDER / write.__name__)
+        assert all(torch.equal(m.gain, was) for m, was in zip(model.layers, saved, strict=True))
         rt.step(X, target=Y)
         pipe.merge()
         rt.step(X, target=Y)
