@@ -319,6 +319,7 @@ BESIDE = {
     "a device": lambda x: None if x.device.type == "meta" else read(x),
     "a flag of tensors": lambda x: None if x.is_meta else read(x),
     "gradients": lambda x: read(x) if torch.is_grad_enabled() else None,
+    "where gradients begin": lambda x: None if (x * torch.ones((), requires_grad=True)).is_leaf else read(x),
 }
 
 
@@ -338,10 +339,15 @@ def test_what_can_tell_that_it_runs_without_data_is_run_again_on_the_example(nam
     assert n_recordings(model, monkeypatch)[1] == [True, False, True]
 
 
-def test_what_names_the_mode_and_runs_without_data_is_not_run_again_on_the_example(monkeypatch):
+@pytest.mark.parametrize("is_asked", [lambda: True, lambda: torch.is_grad_enabled()], ids=["it", "gradients"])
+def test_what_names_the_mode_and_runs_without_data_is_not_run_again_on_the_example(is_asked, monkeypatch):
     asked, is_for_both = [], Runs.is_for_both
     monkeypatch.setattr(Runs, "is_for_both", lambda *given: asked.append(0) or is_for_both(*given))
-    model = Told(lambda self, x: nn.functional.dropout(x, 0.2, self.training), lambda teller, y: True)
+
+    def tell(self, x):
+        return nn.functional.dropout(x, 0.2, self.training and is_asked())
+
+    model = Told(tell, lambda teller, y: True)
     assert n_recordings(model, monkeypatch)[1] == [True]
     assert not asked
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from autopipe.tracing.calls.call import Call
 from autopipe.tracing.calls.kinds import kind_of
+from autopipe.tracing.calls.regions import Region
 from autopipe.tracing.sizes import unproven
 
 SHAPES = [(), (4,), (3, 4), (2, 3, 1), (0, 4)]
@@ -88,9 +89,21 @@ def test_a_layer_with_one_weight_under_two_names_runs_without_data():
     layer = nn.ModuleDict({"one": nn.Linear(4, 4), "other": nn.Linear(4, 4)})
     layer["other"].weight = layer["one"].weight
     layer.forward = lambda x: layer["other"](layer["one"](x))
-    assert unproven._runs_without_data(layer, (torch.empty(2, 4, device="meta"),), {})
+    assert unproven._runs_without_data(layer, (torch.empty(2, 4, device="meta"),), {}, None)
     assert not layer["one"].weight.is_meta
     assert layer["other"].weight is layer["one"].weight
+
+
+@pytest.mark.parametrize("grad", [None, True, False])
+def test_a_layer_runs_without_data_in_the_grad_mode_it_is_called_in_and_writes_where_it_may(grad):
+    def forward(x, same):
+        seen.append((torch.is_grad_enabled(), x is same))
+        return torch.relu_(layer[0](x.add_(1)))
+
+    layer, seen = nn.Sequential(nn.Linear(4, 4)), []
+    layer.forward, x = forward, torch.empty(2, 4, device="meta", requires_grad=True)
+    assert unproven._runs_without_data(layer, (x,), {"same": x}, None if grad is None else Region(grad))
+    assert seen == [(grad is not False, True)]
 
 
 def test_a_layer_made_since_a_run_began_is_in_the_mode_that_it_is_in():

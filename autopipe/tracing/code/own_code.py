@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ..calls.call import Call
+from ..calls.functions import REQUIRING
 from ..calls.kinds import is_own_number, own_numbers
 from ..calls.members import modules_in
 from ..calls.named import is_code
@@ -29,10 +30,14 @@ __all__ = ["HOOKS", "OwnCode"]
 HOOKS = frozenset({"register_hook", "register_prehook", "register_multi_grad_hook"})
 """Methods that put hooks on gradients of what a forward computes: they need gradients enabled."""
 
-_OF_GRADIENTS = frozenset({"grad_fn", "is_grad_enabled", "requires_grad"})
 _NO_CODE = frozenset({bool, dict, float, int, list, set, str, tuple, type(None), nn.Parameter, torch.Tensor})
 _MAKING = frozenset({"__init__", "__init_subclass__"})
 """Methods that make objects and classes, ahead of all calls."""
+_CODE = (
+    types.FunctionType, types.MethodType, staticmethod, classmethod, property, type, functools.partial,
+    functools.partialmethod, functools.cached_property,
+)  # fmt: skip
+"""What is code, or may be around code that is followed."""
 _MOST_INSIDE = 64
 """So many numbers are looked at in one list or dict."""
 
@@ -85,11 +90,14 @@ class OwnCode:
         return self._by_mode(call.op == "call_module", call.target)
 
     def may_miss_data(self, call: Call) -> bool:
-        """Whether code that stays whole may tell a run without data: it names devices or gradients."""
+        """Whether code that stays whole may tell a run without data, in the modes in which it was recorded.
+
+        It names devices, or asks tensors about gradients.
+        """
         names, codes = self.names(call), (f.__code__ for f, _ in self.functions(call))
         asked = [n.removeprefix("is_") for n in names if n.startswith("is_")]
         texts = (c for code in codes for c in _constants_in(code) if isinstance(c, str))
-        return not _OF_GRADIENTS.isdisjoint(names) or any(map(_is_device, itertools.chain(asked, texts)))
+        return not REQUIRING.isdisjoint(names) or any(map(_is_device, itertools.chain(asked, texts)))
 
     def may_hook(self, path: str) -> bool:
         """Whether code of a layer, forward hooks among it, may put hooks on gradients of its values."""
@@ -220,8 +228,9 @@ def _inside(value: Any, names: Collection[str]) -> Iterable[Any]:
 
 
 def _held_by(module: nn.Module) -> Iterator[Any]:
-    """What a module has of its own that may be code for its calls, hooks among it."""
-    yield from (value for value in vars(module).values() if type(value) not in _NO_CODE)
+    """What a module has of its own that is code for its calls, or around such, hooks among it."""
+    held = (value for value in vars(module).values() if type(value) not in _NO_CODE)
+    yield from (value for value in held if issubclass(type(value), _CODE))
     yield from (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
 
 

@@ -6,6 +6,7 @@ Code that stays whole may pick rows by what they hold. Checking such questions a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,10 @@ from ..calls.call import Call, Depends, Recording, map_calls, meta
 from ..calls.kinds import Kind
 from ..calls.labels import label_options
 from ..calls.members import modules_in
+from ..calls.regions import Region, context
 from ..calls.sharing import outline
 from ..code.leaves import is_atomic, is_compiled
+from ..inputs.structure import mapped
 from .rerun import with_guards
 
 __all__ = ["Proofs", "behind_labels", "unproven"]
@@ -44,7 +47,7 @@ class Proofs:
         key, inside = self._key(leaf, modes), self._inside(leaf)
         now = [m.training for m in inside]
         _switch(inside, _modes_of(inside, modes))
-        self._known[key] = _runs_without_data(inside[0], *_given(leaf))
+        self._known[key] = _runs_without_data(inside[0], *_given(leaf), leaf.region)
         _switch(inside, now)
         return self._known[key]
 
@@ -81,6 +84,12 @@ def _held(value: Any) -> Any:
 def _given(leaf: Call) -> tuple[Any, Any]:
     """What a leaf was given, without data."""
     return map_calls(leaf.args, lambda c: c.value), map_calls(leaf.kwargs, lambda c: c.value)
+
+
+def _cut_off(given: Any) -> Any:
+    """The same with tensors that take no gradients: where these begin, code may not write to a tensor."""
+    made: dict[int, torch.Tensor] = {}
+    return mapped(lambda v: made.setdefault(id(v), v.detach()) if isinstance(v, torch.Tensor) else v, given)
 
 
 def unproven(model: nn.Module, form: Recording, proofs: Proofs) -> frozenset[int]:
@@ -149,18 +158,19 @@ def _switch(modules: Iterable[nn.Module], modes: Iterable[bool]) -> None:
             module.training = mode
 
 
-def _runs_without_data(module: nn.Module, args: Any, kwargs: Any) -> bool:
+def _runs_without_data(module: nn.Module, args: Any, kwargs: Any, region: Region | None) -> bool:
+    """Whether a module runs on the meta device, in the grad mode and all else in which it was recorded."""
     if is_compiled(module):
         return False
     inside = [m for _, m in modules_in(module)]
     places: list[dict[str, Any]] = [of for m in inside for of in (m._parameters, m._buffers)]
     held = [(of, name, tensor) for of in places for name, tensor in of.items()]
-    metas = {id(t): meta(t) for _, _, t in held}
-    seen = _ByShape()
+    metas = {id(t): None if t is None else meta(t).detach() for _, _, t in held}
+    (args, kwargs), seen = _cut_off((args, kwargs)), _ByShape()
     try:
         for of, name, tensor in held:
             of[name] = metas[id(tensor)]
-        with torch.no_grad(), seen:
+        with torch.enable_grad(), contextlib.nullcontext() if region is None else context(region), seen:
             module(*args, **kwargs)
     except Exception:  # whatever it is: then nothing is proven
         return False
