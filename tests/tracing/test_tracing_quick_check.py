@@ -147,6 +147,19 @@ def test_what_dicts_hold_is_looked_at_again_where_one_has_changed_alone():
         assert snapshot.is_unchanged
 
 
+def test_what_files_hold_is_looked_at_again_where_one_has_changed_alone():
+    kept, changing = {"a": 1, "b": 2}, {"a": 3}
+    glance = quick_check.Glance([[0]], [(kept, ("a", "b")), (changing, ("a",))], [], [])
+    before, other = glance.seen(), object()
+    assert before.in_dicts == (1, 2, 3)
+    changing["a"] = other
+    assert glance.seen().in_dicts == (1, 2, other)
+    kept["b"] = other
+    assert glance.seen().in_dicts == (1, other, other)
+    kept["b"], changing["a"] = 2, 3
+    assert glance.seen().is_same(before)
+
+
 @pytest.mark.parametrize("name", ["number", "unknown"])
 def test_what_a_run_left_is_gone_by_the_next_one(name):
     model = Changing()

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..state.quick_check import are_same
 from .callees import callee
 from .restart import Function, Method, Statement
 from .statements import rewritten
@@ -41,12 +42,25 @@ _GENERATORS = (np.random, np.random.mtrand._rand), (random, random._inst)
 _OF_STATE = frozenset({"seed", "get_state", "set_state", "getstate", "setstate"})
 
 
-def _draws() -> Iterator[tuple[types.ModuleType, str, Callable[..., Any]]]:
+_Draws = list[tuple[types.ModuleType, str, Callable[..., Any]]]
+_known_draws: list[tuple[list[Any], _Draws]] = []
+"""What modules held when it was last looked for functions that draw, and these."""
+
+
+def _draws() -> _Draws:
     """Every function that draws from a global generator: its module, name and itself."""
-    for module, generator in _GENERATORS:
-        for name, value in vars(module).items():
-            if getattr(value, "__self__", None) is generator and name not in _OF_STATE:
-                yield module, name, value
+    held = [value for module, _ in _GENERATORS for pair in vars(module).items() for value in pair]
+    for known, draws in _known_draws:
+        if are_same(held, known):
+            return draws
+    found = [
+        (module, name, value)
+        for module, generator in _GENERATORS
+        for name, value in vars(module).items()
+        if getattr(value, "__self__", None) is generator and name not in _OF_STATE
+    ]
+    _known_draws[:] = [(held, found)]
+    return found
 
 
 def innermost(
@@ -193,7 +207,7 @@ def drawing(notice: Callable[[str], None], kinds: Collection[type]) -> Iterator[
 
     By whatever name the files of the model's classes, the ``kinds`` of its modules, have the function.
     """
-    originals = [*_draws()]
+    originals = _draws()
     noticed = {id(o): _noticed(o, m, n) for m, n, o in originals}
     places = [(vars(m), n, o) for m, n, o in originals]
     classes = {cls for kind in kinds for cls in kind.__mro__}

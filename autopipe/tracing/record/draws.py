@@ -101,7 +101,7 @@ class Streams(HiddenMode):
 
     def of_module(self, path: str, inside: Sequence[nn.Module]) -> Stream:
         """The stream of a call of the module at ``path``, which has those ``inside``."""
-        return self._stream(path, {self.modules[id(m)] for m in inside if id(m) in self.modules})
+        return self._stream(path, (self.modules[id(m)] for m in inside if id(m) in self.modules))
 
     def _stream(self, owner: str, paths: Iterable[str]) -> Stream:
         start = self.starts[owner]

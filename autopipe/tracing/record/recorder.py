@@ -268,8 +268,7 @@ class Recorder(TorchFunctionMode):
         if self.at.stack and path and is_all and self.at.is_leaf(path):
             inside = [m for _, m in modules_in(module)]
             if not self.is_swapped(inside):
-                has_hooks = any(m._forward_hooks or m._forward_pre_hooks for m in inside)
-                with self.keeping.noting_filled() if has_hooks else contextlib.nullcontext():
+                with self.keeping.noting_filled() if _hooks_of(inside) else contextlib.nullcontext():
                     with self.at.hushed, self.stepped_aside():
                         result = self.leaf(module, inside, path, original, args, kwargs)
                     if path in self.hooked:
@@ -546,8 +545,9 @@ def _check_alone(
 
 
 def _hooks_of(inside: Sequence[nn.Module]) -> list[tuple[int, ...]]:
-    """The forward hooks of some modules, by their numbers."""
-    return [(*m._forward_pre_hooks, *m._forward_hooks) for m in inside]
+    """The forward hooks of those modules that have any, by their numbers, behind the module's id."""
+    hooked = (m for m in inside if m._forward_hooks or m._forward_pre_hooks)
+    return [(id(m), *m._forward_pre_hooks, *m._forward_hooks) for m in hooked]
 
 
 def _check_left(values: Mapping[str, Any], encoded: Mapping[str, Any]) -> None:

@@ -18,11 +18,12 @@ __all__ = ["hold"]
 
 _BY_LENGTH = ("split", "unsafe_split")
 _BY_NUMBER = ("chunk", "unsafe_chunk")
+_SPLITTING = frozenset({*_BY_LENGTH, *_BY_NUMBER, "unbind"})
 
 
 def hold(ledger: Ledger, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Guard the number of pieces that the torch function of this name is going to give."""
-    if name not in (*_BY_LENGTH, *_BY_NUMBER, "unbind"):
+    if name not in _SPLITTING:
         return
     tensor, *rest = (*args, *(v for k, v in kwargs.items() if k != "dim"))
     if name == "unbind":

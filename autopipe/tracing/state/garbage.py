@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 __all__ = ["seldom_searched"]
 
-_N_NEW = 20_000
+_N_NEW = 50_000
 """After how many new objects Python searches among them meanwhile; as a rule it is 700 or 2,000."""
 
 _Thresholds = tuple[int, int, int]

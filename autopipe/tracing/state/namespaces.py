@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ...torch_private import dict_version
 from .quick_check import are_same
 
 __all__ = ["Spaces"]
@@ -26,6 +27,7 @@ class Spaces:
 
     def __init__(self, is_wanted: Callable[[Any], bool]) -> None:
         self.is_wanted = is_wanted
+        self.count: int | None = None
         self.modules: list[Any] = []
         self.spaces: list[dict[str, Any]] = []
         self.lengths: list[int] = []
@@ -39,7 +41,10 @@ class Spaces:
 
         A namespace that has grown is read again.
         """
-        is_loaded = not are_same(modules := [*sys.modules.values()], self.modules)
+        count = None if dict_version is None else dict_version(sys.modules)
+        is_counted = count is not None and count == self.count
+        is_loaded = not is_counted and not are_same(modules := [*sys.modules.values()], self.modules)
+        self.count = count
         if is_loaded:
             self._follow(modules)
         lengths = [*map(dict.__len__, self.spaces)]

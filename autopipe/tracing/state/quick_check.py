@@ -10,7 +10,7 @@ import collections
 import ctypes
 import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -49,6 +49,9 @@ class Glance:
     Sets, arrays and tensors are compared with what they held at first, tensors with their ``copies``.
     """
 
+    _last: tuple[list[int], list[int], tuple[Any, ...]] | None
+    _in_files: list[tuple[int | None, tuple[Any, ...]]]
+
     def __init__(
         self,
         containers: Iterable[Any],
@@ -68,7 +71,7 @@ class Glance:
         self.cells = [c for c in cells if not isinstance(c, ArrayCell)]
         self.arrays = [(c, content(c)) for c in cells if isinstance(c, ArrayCell)]
         self.tensors = [_Copied(tensor, copy) for tensor, copy in copies]
-        self._last: tuple[list[int], list[int], tuple[Any, ...]] | None = None
+        self.forget()
 
     def include(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
         """Compare one more tensor with a copy of what it held at first."""
@@ -96,14 +99,22 @@ class Glance:
         if self._last is None or not counted or counted != self._last[0]:
             chained = itertools.chain.from_iterable
             values, keys = chained(map(dict.values, self.dicts)), chained(map(dict.keys, self.dicts))
-            named = chained(map(file.get, names) for file, names in self.files)
-            held: tuple[Any, ...] = tuple(itertools.chain(values, keys, named))
+            held: tuple[Any, ...] = tuple(itertools.chain(values, keys, self._named(counted)))
             self._last = counted, [*map(dict.__len__, self.dicts)], held
         return self._last[1:]
+
+    def _named(self, counted: Sequence[int]) -> Iterator[Any]:
+        """What files have under names, looked up again in those that have ``counted`` a change since."""
+        counts = counted[len(self.dicts) :] or itertools.repeat(None)
+        for place, ((file, names), count) in enumerate(zip(self.files, counts, strict=False)):
+            if count is None or count != self._in_files[place][0]:
+                self._in_files[place] = count, tuple(map(file.get, names))
+        return itertools.chain.from_iterable(held for _, held in self._in_files)
 
     def forget(self) -> None:
         """Let go of what was last seen, which may be about to be no more."""
         self._last = None
+        self._in_files = [(None, ()) for _ in self.files]
 
     def is_kept(self) -> bool:
         """Whether all that is not compared by identity is as it was at first."""
