@@ -131,7 +131,10 @@ def _functions_beside(classes: Iterable[type]) -> Iterator[types.FunctionType]:
 
 def inherited(cls: type, name: str) -> Any:
     """What a class has for an attribute that an instance has not."""
-    return next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), NOTHING)
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return NOTHING
 
 
 class _Attribute:

@@ -61,6 +61,7 @@ class Policy:
                 f"open and closed take dotted paths such as {next((p for p in modules if p), '')!r}"
             )
         object.__setattr__(self, "_default", frozenset(self._wrappers()))
+        object.__setattr__(self, "_inside", dict[str, bool]())
 
     def is_leaf(self, path: str) -> bool:
         """Whether the module at ``path`` stays whole."""
@@ -72,7 +73,10 @@ class Policy:
 
     def is_inside_leaf(self, path: str) -> bool:
         """Whether the module at ``path`` is a leaf or lies in one."""
-        return lies_in_leaf(path, self.is_leaf)
+        known: dict[str, bool] = self._inside  # type: ignore[attr-defined]
+        if path not in known:
+            known[path] = lies_in_leaf(path, self.is_leaf)
+        return known[path]
 
     def is_openable(self, path: str) -> bool:
         """Whether opening the module at ``path`` shows anything inside."""

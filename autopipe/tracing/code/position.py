@@ -6,13 +6,12 @@ What the values there are is left to ``ledger``.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import pathlib
 import sys
 import threading
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NoReturn
 
 import torch
@@ -21,7 +20,7 @@ from torch import nn
 from ..calls.call import Depends
 from . import checks, messages, opaque, statements
 from .kept import NamesRead, kept_in
-from .leaves import lies_in_leaf
+from .leaves import Policy
 from .restart import CloseModule, Function, KeepFunction, Method, Statement
 
 __all__ = ["Depth", "Position"]
@@ -55,14 +54,13 @@ class Depth:
 class Position:
     """The stack of open modules whose forward runs, and whether calls are recorded there.
 
-    ``modules`` maps ids of the model's modules to paths; ``is_leaf`` decides by path which stay whole. Where
+    ``modules`` maps ids of the model's modules to paths; ``policy`` decides by path which stay whole. Where
     it ``is_coarse``, functions that something holds may stay whole too; statements of the modules that are
     ``taken_apart`` may.
     """
 
-    def __init__(self, modules: Mapping[int, str], is_leaf: Callable[[str], bool]) -> None:
-        self.modules, self.is_leaf = modules, functools.cache(is_leaf)
-        self.is_in_leaf = functools.cache(self._is_in_leaf)
+    def __init__(self, modules: Mapping[int, str], policy: Policy) -> None:
+        self.modules, self.is_leaf, self.is_in_leaf = modules, policy.is_leaf, policy.is_inside_leaf
         self.stack: list[str] = []
         self.hushed, self.is_coarse = Depth(), False
         self.taken_apart: Collection[str] = {""}
@@ -175,10 +173,6 @@ class Position:
     def holds(self, module: nn.Module) -> bool:
         """Whether a module is one of the model's."""
         return id(module) in self.modules
-
-    def _is_in_leaf(self, path: str) -> bool:
-        """Whether a module is a leaf, or lies in one."""
-        return lies_in_leaf(path, self.is_leaf)
 
     def divisible(self, module: nn.Module) -> str | None:
         """The path of the root, or an open module with open ones inside; None of what may stay whole.

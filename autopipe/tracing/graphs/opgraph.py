@@ -246,20 +246,15 @@ def _held(op: Op) -> tuple[str, ...]:
 
 def _overlapping(model: nn.Module) -> list[set[str]]:
     """Names of parameters and buffers that share memory without being one tensor, where one is trained."""
-    at: dict[int, list[tuple[int, int, str, bool]]] = {}
+    at: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in (*parameters_in(model), *buffers_in(model)):
-        if nn.parameter.is_lazy(tensor) or not tensor.numel():
-            continue
-        for storage in storages(tensor):
-            steps = zip(tensor.shape, tensor.stride(), strict=True)
-            first = int(tensor.storage_offset())
-            end = first + sum((int(size) - 1) * int(step) for size, step in steps) + 1
-            span = (first * tensor.itemsize, end * tensor.itemsize, name, tensor.requires_grad)
-            at.setdefault(storage, []).append(span)
+        if not nn.parameter.is_lazy(tensor) and tensor.numel():
+            for storage in storages(tensor):
+                at.setdefault(storage, []).append((name, tensor))
     out: list[set[str]] = []
-    for spans in at.values():
+    for held in (held for held in at.values() if len(held) > 1):
         reached, names, is_trained = -1, set[str](), False
-        for start, end, name, trained in sorted(spans):
+        for start, end, name, trained in sorted(_span(name, tensor) for name, tensor in held):
             if start >= reached:
                 out += [names] if is_trained else []
                 names, is_trained = set(), False
@@ -267,6 +262,14 @@ def _overlapping(model: nn.Module) -> list[set[str]]:
             reached, is_trained = max(reached, end), is_trained or trained
         out += [names] if is_trained else []
     return [names for names in out if len(names) > 1]
+
+
+def _span(name: str, tensor: torch.Tensor) -> tuple[int, int, str, bool]:
+    """The bytes of its memory between which a tensor lies, its name and whether it is trained."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    first = int(tensor.storage_offset())
+    end = first + sum((int(size) - 1) * int(step) for size, step in steps) + 1
+    return first * tensor.itemsize, end * tensor.itemsize, name, tensor.requires_grad
 
 
 def _aliases(recording: Recording, order: set[tuple[str, str]]) -> list[set[str]]:

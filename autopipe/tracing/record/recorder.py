@@ -28,7 +28,7 @@ from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
 from ..code.leaf_state import Keeping, attributes_left, read_by
-from ..code.leaves import calls_otherwise, eager, is_compiled
+from ..code.leaves import Policy, calls_otherwise, eager, is_compiled
 from ..code.position import Depth, Position
 from ..code.reading import uncounted
 from ..code.restart import CloseModule, KeepMode, OpenLeaf
@@ -76,7 +76,7 @@ _USUAL = frozenset(
 
 
 class Recorder(TorchFunctionMode):
-    """One run of a model being recorded. ``is_leaf`` decides by path which modules are recorded whole."""
+    """One run of a model being recorded. ``policy`` decides by path which modules are recorded whole."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Recorder(TorchFunctionMode):
         modules: Mapping[int, str],
         known: frozenset[int],
         device: torch.device,
-        is_leaf: Callable[[str], bool],
+        policy: Policy,
         training: bool,
         unseen: Unseen | None = None,
         outcomes: Sequence[Any] = (),
@@ -97,7 +97,7 @@ class Recorder(TorchFunctionMode):
         watched: Collection[str] = (),
     ) -> None:
         super().__init__()
-        self.at = Position(modules, is_leaf)
+        self.at = Position(modules, policy)
         self.ledger = Ledger(names, known, device, self.at)
         self.branches = Branches(
             self.ledger.calls,

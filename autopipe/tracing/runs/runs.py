@@ -245,7 +245,7 @@ class Runs:
             self.paths,
             self.known,
             self.device,
-            attempt.policy.is_leaf,
+            attempt.policy,
             training,
             unseen,
             outcomes,
