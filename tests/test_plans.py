@@ -63,6 +63,15 @@ def test_a_difference_is_shown_and_written():
     told = json.loads(json.dumps(diff.to_dict()))
     assert told["schedule"] == ["1f1b", "gpipe"]
     assert told["moved"] == [{"op": "op1", "before": [1], "after": [2]}]
+    assert "another model" not in shown
+
+
+def test_a_plan_of_another_model_is_told():
+    plan = make_plan()
+    diff = plan.diff(dataclasses.replace(plan, model="Other"))
+    assert not diff.is_empty
+    assert f"another model, Other for {plan.model}" in str(diff)
+    assert diff.to_dict()["model"] == [plan.model, "Other"]
 
 
 @pytest.mark.parametrize(

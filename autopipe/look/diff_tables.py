@@ -18,7 +18,8 @@ def _(diff: PlanDiff) -> str:
         return "The plans are equal"
     _, before, after, _ = diff.figures[0]
     run = " → ".join(dict.fromkeys(diff.schedule))
-    return f"{run}: step {seconds(before)} → {seconds(after)}{_change(before, after)}"
+    of = f" of another model, {diff.model[1]} for {diff.model[0]}" if len({*diff.model}) > 1 else ""
+    return f"{run}{of}: step {seconds(before)} → {seconds(after)}{_change(before, after)}"
 
 
 @tables.register

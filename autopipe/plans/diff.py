@@ -25,13 +25,14 @@ class PlanDiff(Shown):
     Attributes
     ----------
     figures: (what, before, after, unit) with unit ``s``, ``bytes``, ``share`` or "" for counts.
-    schedule: before and after.
+    model, schedule: before and after.
     moved: ops with the stages that compute them.
     crossing: values with the stage that sends them and those that take them.
     ties: shared parameters with their mode and stages.
     """
 
     figures: tuple[tuple[str, float, float, str], ...]
+    model: tuple[str, str]
     schedule: tuple[str, str]
     moved: tuple[Change, ...]
     crossing: tuple[Change, ...]
@@ -40,7 +41,8 @@ class PlanDiff(Shown):
     @property
     def is_empty(self) -> bool:
         """Whether nothing changed."""
-        differs = any(a != b for _, a, b, _ in self.figures) or self.schedule[0] != self.schedule[1]
+        pairs = self.model, self.schedule, *((a, b) for _, a, b, _ in self.figures)
+        differs = any(a != b for a, b in pairs)
         return not (differs or self.moved or self.crossing or self.ties)
 
     def worse(self, threshold: float = 0.0) -> tuple[str, ...]:
@@ -52,6 +54,7 @@ class PlanDiff(Shown):
         """Plain values, for JSON."""
         out: dict[str, Any] = {
             "figures": [{"what": w, "before": a, "after": b} for w, a, b, _ in self.figures],
+            "model": list(self.model),
             "schedule": list(self.schedule),
         }
         for name, key in (("moved", "op"), ("crossing", "value"), ("ties", "parameter")):
@@ -65,6 +68,7 @@ def compare(plan: Plan, other: Plan) -> PlanDiff:
     rows = zip(_figures(plan), _figures(other), strict=True)
     return PlanDiff(
         figures=tuple((what, a, b, unit) for (what, a, unit), (_, b, _) in rows),
+        model=(plan.model, other.model),
         schedule=(plan.schedule, other.schedule),
         moved=_changed(plan.stages_of, other.stages_of),
         crossing=_changed(

@@ -67,3 +67,8 @@ def test_modules_are_kept_whole_or_opened_as_told():
         autopipe.split(model, 2, (X,), costs="estimated", closed=["2"])
     with pytest.raises(InputError, match="open, closed would be ignored"):
         autopipe.split(pipe.graph, 2, costs="estimated", closed=["0"], open=["0"])
+
+
+def test_a_call_that_only_torchs_layers_make_is_at_their_line():
+    captured = autopipe.capture(mlp(), (X,))
+    assert all("container.py:" in op.source for op in captured.ops.compute)

@@ -101,9 +101,10 @@ class MixedRows:
                 why = f"; {reason}" if reason else ""
             raise InputError(
                 f"rows of a batch of {name} depend on one another ({always}{why}), so its microbatches do "
-                "not give what the batch gives; pass n_microbatches=1, or move the loss that compares rows "
-                "into loss_fn and gather there; runtime(batch_dims={'name': axis}) where the batch lies "
-                "along another axis; mixed_rows='allow' to take each microbatch for a batch"
+                "not give what the batch gives; pass n_microbatches=1, or have only the model's end compare "
+                "rows, as its loss, which then runs on the whole batch; runtime(batch_dims={'name': axis}) "
+                "where the batch lies along another axis; mixed_rows='allow' to take each microbatch for a "
+                "batch"
             )
         if (always or less) and not self._warned:
             self._warned = True

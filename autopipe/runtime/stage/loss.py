@@ -267,8 +267,9 @@ class Loss:
             "the loss of the full batch is not the weighted sum of loss_fn's losses of its microbatches: %s; "
             "gradients differ from the full batch's as much. Pass loss_weight=lambda args, kwargs, target: "
             "(target != %d).sum() for a mean over labels that count, no loss_fn for the loss that the "
-            "model makes, loss_reduction='sum' for a sum, or n_microbatches=1 for a loss that compares "
-            "rows or keeps something from call to call",
+            "model makes, loss_reduction='sum' for a sum; have the model's forward return a loss that "
+            "compares rows, which then runs on the whole batch; or pass n_microbatches=1, as for a loss that "
+            "keeps something from call to call",
             why,
             label,
         )

@@ -30,8 +30,8 @@ _SKIPPED = (
     f"{pathlib.Path(torch.__file__).parent}{os.sep}",
     contextlib.__file__,
 )
-
-
+_OUTSIDE = tuple(f"{pathlib.Path(__file__).parents[2] / room}{os.sep}" for room in ("api", "runtime"))
+"""What has a model run: code behind it is none of the model's."""
 _LAYERS = (f"{_SKIPPED[1]}nn{os.sep}", f"{_SKIPPED[1]}autograd{os.sep}functional.py")
 """Torch's own code that does as a model's would."""
 
@@ -77,14 +77,16 @@ class Position:
         return self.stack[-1] if self.stack else ""
 
     def source(self) -> str:
-        """``file:line`` of the innermost frame that is neither torch's nor ours."""
+        """``file:line`` of the innermost frame of the model's code; of torch's layers where it has none."""
         frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None:
-            file = frame.f_code.co_filename
+        layer = ""
+        while frame is not None and not (file := frame.f_code.co_filename).startswith(_OUTSIDE):
             if not file.startswith(_SKIPPED):
                 return f"{file}:{frame.f_lineno}"
+            if not layer and frame.f_code.co_name == "forward" and file.startswith(_LAYERS):
+                layer = f"{file}:{frame.f_lineno}"
             frame = frame.f_back
-        return ""
+        return layer
 
     def is_own_code(self) -> bool:
         """Whether the code that runs now is the model's, or that of torch's layers: no other of torch's."""
