@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from processes import PATHS, run_ranks
+from processes import run_ranks
 from typer.testing import CliRunner
 
 import autopipe
@@ -28,7 +28,6 @@ from autopipe.cli.options import Making, Planning
 from autopipe.cli.output import EXIT_CODES, Output, _in_options, emit
 from autopipe.cli.planning import planned
 from autopipe.errors import InputError
-from autopipe.measure.probe import among
 from autopipe.schedule import build, to_csv
 
 SAMPLE = str(pathlib.Path(autopipe.__file__).parent / "cli" / "sample.py") + ":small"
@@ -193,11 +192,16 @@ def test_a_library_built_for_another_torch_is_named(tmp_path, monkeypatch):
     assert f"torch {torch.__version__}" in done.stderr
 
 
+def probed_in_few_turns(n_ranks, folder):
+    script, out = pathlib.Path(__file__).parents[1] / "few_turns.py", folder / "probed.json"
+    run_ranks(script, n_ranks, f"file://{folder}/store", n_ranks, out)
+    return autopipe.Cluster.read(out)
+
+
 @pytest.mark.parametrize("turns", ["few", pytest.param("all", marks=pytest.mark.slow)])
 def test_probe_writes_a_cluster_that_plans_take(turns, tmp_path, monkeypatch):
     if turns == "few":
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, PATHS)))
-        monkeypatch.setattr(probing, "among", lambda n_ranks, _: among(n_ranks, "few_turns"))
+        monkeypatch.setattr(probing, "among", lambda n_ranks, _: probed_in_few_turns(n_ranks, tmp_path))
     out = tmp_path / "cluster.json"
     done = invoke("probe", "--ranks", "2", "--nics", "1", "--json", "--out", out)
     assert done.exit_code == 0, done.output
