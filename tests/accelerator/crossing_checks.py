@@ -10,13 +10,11 @@ import sys
 
 import torch
 import torch.distributed as dist
-from runtime_models import grads, make, make_plan, worst
+from runtime_models import captured_once, cut, grads, worst
 from torch import nn
 from torch.nn import functional as F
 
 from autopipe.runtime import Runtime
-from autopipe.stages import build
-from autopipe.tracing import capture
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 EXACT = 1e-12
@@ -139,21 +137,16 @@ def batch(rows=4):
     return torch.randn(rows, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
 
-def whole(model, x, **options):
-    """Stages of a model whose kinds are made, and used, in one op each."""
-    closed = [name for name in ("makes", "takes") if hasattr(model, name)]
-    captured = capture(model, (x,), closed=closed)
-    plan = make_plan(captured, WORLD, **options)
-    return captured, plan, build(captured, plan)
+def kinds():
+    return Kinds().double(), (batch(),)
 
 
 def crossing(device):
     """Every kind between two stages, settled and not: losses and gradients are the plain model's."""
     for schedule in ("1f1b", "zb-h1"):
-        torch.manual_seed(0)
-        model = Kinds().double()
-        plain, x = copy.deepcopy(model), batch()
-        made = whole(model, x, cuts=[1], schedule=schedule)
+        captured = captured_once(kinds, closed=("makes", "takes"))  # each made, and used, in one op
+        plain, x = copy.deepcopy(captured.model), batch()
+        made = cut(captured, n_stages=WORLD, cuts=[1], schedule=schedule)
         runtime = Runtime(*made, loss_fn=F.mse_loss, device=device, mixed_rows="allow")
         for i in range(6):
             loss = runtime.step(x + i, target=x, n_microbatches=2).loss
@@ -164,13 +157,17 @@ def crossing(device):
         assert worst(grads(runtime.named_parameters()), grads(plain.named_parameters())) < EXACT, schedule
 
 
+def all_kinds():
+    names = [name for name in KINDS if name not in ("text", "complex half")]  # which torch does not compare
+    return Gives(names).double(), (batch(),)
+
+
 def coming_out(device):
     """Every kind as an output, on every rank."""
-    torch.manual_seed(0)
-    names = [name for name in KINDS if name not in ("text", "complex half")]  # which torch does not compare
-    model = Gives(names).double()
-    plain, x = copy.deepcopy(model), batch()
-    runtime = Runtime(*whole(model, x), loss_fn=lambda out, target: out[0], device=device, mixed_rows="allow")
+    captured = captured_once(all_kinds, closed=("makes",))
+    plain, x = copy.deepcopy(captured.model), batch()
+    made = cut(captured, n_stages=WORLD)
+    runtime = Runtime(*made, loss_fn=lambda out, target: out[0], device=device, mixed_rows="allow")
     found = runtime.forward(x, n_microbatches=1)
     wanted = plain(x)
     for a, b in zip(*(torch.utils._pytree.tree_leaves(t) for t in (found, wanted)), strict=True):
@@ -196,11 +193,10 @@ class Eats(nn.Module):
         return self.last(h) + used(last) + used(z.real * z.imag)
 
 
-def going_in(device):
-    """Fed by one rank, or given to all: conjugated, negated, strided, boolean, narrow."""
+def given():
     x = batch()
     z = torch.complex(x, x.cos()).conj()
-    kinds = {
+    return {
         "x": x.t().contiguous().t(),
         "z": z,
         "negated": z.imag,
@@ -208,11 +204,19 @@ def going_in(device):
         "picked": x.mul(9).to(torch.int16)[:, ::2],
         "last": x.reshape(-1, 2, 2, 2).contiguous(memory_format=torch.channels_last),
     }
+
+
+def eats():
+    return Eats().double(), (), given()
+
+
+def going_in(device):
+    """Fed by one rank, or given to all: conjugated, negated, strided, boolean, narrow."""
+    x, kinds = batch(), given()
     for feed in (None, 0, WORLD - 1):
-        torch.manual_seed(0)
-        model = Eats().double()
-        plain = copy.deepcopy(model)
-        made = make(model, (), kinds, n_stages=WORLD)
+        captured = captured_once(eats)
+        plain = copy.deepcopy(captured.model)
+        made = cut(captured, n_stages=WORLD)
         runtime = Runtime(*made, loss_fn=F.mse_loss, device=device, feed=feed)
         for _ in range(2):
             if feed in (None, RANK):

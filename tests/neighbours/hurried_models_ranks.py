@@ -3,6 +3,8 @@
 As in ``tests/api/hurried_ranks``: each is right, or refused with the remedy.
 """
 
+import copy
+import functools
 import os
 import pathlib
 import tempfile
@@ -23,9 +25,22 @@ def batch():
     return {"input_ids": ids, "attention_mask": mask, "labels": ids}
 
 
-def split(model):
-    pipe = autopipe.split(model, 2, (), batch(), n_microbatches=2, costs="estimated", balance="uniform")
-    return pipe, pipe.runtime()
+def split(model=None):
+    """A model, its pipe and a runtime; of the small one, copies of what is recorded and planned once.
+
+    Copies take calls of the kinds that there are.
+    """
+    pipe = _split(model) if model is not None else copy.deepcopy(_template())
+    return pipe.model, pipe, pipe.runtime()
+
+
+@functools.cache
+def _template():
+    return _split(small())
+
+
+def _split(model):
+    return autopipe.split(model, 2, (), batch(), n_microbatches=2, costs="estimated", balance="uniform")
 
 
 def small():
@@ -48,49 +63,45 @@ def trained(model, pipe, rt, n=2, **changes):
 
 
 def vocabulary_resized():
-    model = small()
-    _, rt = split(model)
+    model, _, rt = split()
     model.resize_token_embeddings(70)
     rt.step(**batch())
 
 
 def checkpointing_enabled():
-    model = small().train()
-    pipe, rt = split(model)
+    model, pipe, rt = split(small().train())
     model.gradient_checkpointing_enable()
     return trained(model, pipe, rt)
 
 
 def weights_tied_again():
-    model = small()
-    pipe, rt = split(model)
+    model, pipe, rt = split()
     model.tie_weights()
     return trained(model, pipe, rt)
 
 
 def saved_as_pretrained():
-    model = small()
-    _, rt = split(model)
+    model, _, rt = split()
     rt.step(**batch())
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
 
 
 def pipe_saved_as_pretrained():
-    split(small())[0].save_pretrained("nowhere")
+    split()[1].save_pretrained("nowhere")
 
 
-def as_the_model(**rows):
+def as_the_model(model=None, **rows):
     """How far the loss of a step is from the model's own."""
-    return abs(float(split(small())[1].step(**rows).loss) - float(small()(**rows).loss))
+    return abs(float(split(model)[2].step(**rows).loss) - float(small()(**rows).loss))
 
 
 def a_column_too_many():
-    return as_the_model(**batch(), length=torch.tensor([7, 7, 7, 7]))
+    return as_the_model(small(), **batch(), length=torch.tensor([7, 7, 7, 7]))
 
 
 def encoding_by_position():
-    split(small())[1].step(transformers.BatchEncoding(batch()))
+    split()[2].step(transformers.BatchEncoding(batch()))
 
 
 def encoding_by_name():
@@ -100,19 +111,18 @@ def encoding_by_name():
 def without_the_mask():
     rows = batch()
     del rows["attention_mask"]
-    return as_the_model(**rows)
+    return as_the_model(small(), **rows)
 
 
 def labels_left_out():
     rows = batch()
     del rows["labels"]
-    split(small())[1].step(**rows)
+    split(small())[2].step(**rows)
 
 
 def adapters_after_the_split():
     peft = pytest.importorskip("peft")
-    model = small()
-    _, rt = split(model)
+    model, _, rt = split()
     peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
     rt.step(**batch())
 
@@ -126,7 +136,7 @@ def adapters_merged():
         return peft.get_peft_model(small(), config)
 
     model, own = adapted(), adapted()
-    pipe, rt = split(model)
+    model, pipe, rt = split(model)
     apart = trained(model, pipe, rt, plain=own)
     ids = batch()["input_ids"]
     logits = [m.merge_and_unload()(ids).logits for m in (model, own)]
@@ -134,8 +144,7 @@ def adapters_merged():
 
 
 def plain_generate_after_merging():
-    model = small()
-    pipe, rt = split(model)
+    model, pipe, rt = split()
     rt.step(**batch())
     pipe.merge()
     rows = {k: v for k, v in batch().items() if k != "labels"}
@@ -149,7 +158,7 @@ def checkpoint_of_the_plain_model():
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.pt"
         torch.save(plain.state_dict(), path)
-        _, rt = split(small())
+        *_, rt = split()
         rt.load(path)
     return abs(float(rt.step(**batch()).loss) - float(plain(**batch()).loss))
 

@@ -37,15 +37,21 @@ def batch(rows=8, seed=1):
     return torch.randn(2, rows, 8, generator=torch.Generator().manual_seed(seed))
 
 
+@functools.cache
+def split():
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)])
+    return autopipe.split(model, 2, (torch.randn(8, 8),), n_microbatches=4, costs="estimated")
+
+
 class Pair:
-    """A pipeline of two stages, and the plain model beside it."""
+    """A pipeline of two stages, a copy of one that is split once, and the plain model beside it."""
 
     def __init__(self, loss_fn=mean_square, **options):
+        self.pipe, self.loss_fn = copy.deepcopy(split()), loss_fn
+        self.model = self.pipe.model
+        self.plain = copy.deepcopy(self.model)
         torch.manual_seed(0)
-        self.model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)])
-        self.plain, self.loss_fn = copy.deepcopy(self.model), loss_fn
-        example = (torch.randn(8, 8),)
-        self.pipe = autopipe.split(self.model, 2, example, n_microbatches=4, costs="estimated")
         self.rt = self.pipe.runtime(loss_fn, **options)
 
     def agrees(self, x, target, around=contextlib.nullcontext, tolerance=1e-5, **more):

@@ -7,9 +7,10 @@ import sys
 import time
 
 import pytest
+import runtime_models
 import torch
 import torch.distributed as dist
-from runtime_models import cuts_allowed, make, make_plan
+from runtime_models import captured_once, cuts_allowed, make_plan
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
@@ -34,11 +35,13 @@ class Mlp(nn.Module):
         return x
 
 
+def _mlp():
+    return Mlp().double(), (torch.randn(8, 8, dtype=torch.float64),)
+
+
 def made(n_stages, **options):
-    torch.manual_seed(1)
-    model = Mlp().double()
     return Runtime(
-        *make(model, (torch.randn(8, 8, dtype=torch.float64),), {}, n_stages=n_stages, n_ranks=n_stages),
+        *runtime_models.cut(captured_once(_mlp), n_stages=n_stages, n_ranks=n_stages),
         loss_fn=F.mse_loss,
         stall_limit_s=20.0,
         **options,
@@ -291,14 +294,16 @@ OPTIMIZERS = {
 }
 
 
-def trained(layouts, optimizer_name, release=False, zero=True, thaws=False):
-    """Losses and weights of a run that is cut in another way every two steps."""
-    torch.manual_seed(1)
+def _deep():
     model = Deep().double()
     model.scale.data = model.scale.data.float()
-    x = torch.randn(8, 8, dtype=torch.float64)
-    captured = capture(model, (x,))
-    plans = [cut(captured, sizes) for sizes in layouts]
+    return model, (torch.randn(8, 8, dtype=torch.float64),)
+
+
+def trained(layouts, optimizer_name, release=False, zero=True, thaws=False):
+    """Losses and weights of a run that is cut in another way every two steps."""
+    captured = captured_once(_deep)
+    model, plans = captured.model, [cut(captured, sizes) for sizes in layouts]
     torch.manual_seed(5)
     runtime = Runtime(
         captured, plans[0], build(captured, plans[0]), loss_fn=F.mse_loss, stall_limit_s=20.0, release=release

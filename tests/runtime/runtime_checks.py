@@ -19,6 +19,8 @@ from runtime_models import (
     Routed,
     adversary_batch,
     adversary_loss,
+    captured_once,
+    cut,
     cuts_allowed,
     grads,
     make,
@@ -79,9 +81,12 @@ def train_plain(model, steps, clip=None):
     return losses, norms
 
 
-def adversary_on_every_schedule():
+def adversary_on_every_schedule(*names):
+    """Those named, or all."""
     world = dist.get_world_size()
     for i, (schedule, per_rank) in enumerate(SCHEDULES.items()):
+        if names and schedule not in names:
+            continue
         again = ({}, {"recompute": True}, {"block_size": 3})[i % 3]
         model, captured, plan, stages = adversary(schedule, world, per_rank, **again)
         plain = copy.deepcopy(model)
@@ -124,14 +129,13 @@ def one_process_agrees(runtime, model, plain):
 def noise_does_not_depend_on_ranks():
     world = dist.get_world_size()
 
+    def noisy():
+        return Noisy().double(), (torch.randn(8, 5, dtype=torch.float64),)
+
     def train(schedule, n_stages, n_ranks, mesh=None):
-        torch.manual_seed(3)
-        model = Noisy().double()
-        x = torch.randn(8, 5, dtype=torch.float64)
         recompute = (1,) if n_stages > 1 else ()
-        made = make(
-            model, (x,), {}, n_stages=n_stages, n_ranks=n_ranks, schedule=schedule, recompute=recompute
-        )
+        options = {"n_stages": n_stages, "n_ranks": n_ranks, "schedule": schedule, "recompute": recompute}
+        made = cut(captured_once(noisy), **options)
         torch.manual_seed(5)
         runtime = Runtime(*made, loss_fn=F.mse_loss, mesh=mesh)
         generator = torch.Generator().manual_seed(9)
@@ -201,10 +205,13 @@ class Mlp(nn.Module):
         return self.d(torch.relu(self.c(torch.relu(self.b(torch.relu(self.a(x)))))))
 
 
+def _mlp(dtype, tied):
+    return Mlp(tied=tied).to(dtype), (torch.randn(8, 8, dtype=dtype),)
+
+
 def mlp(n_stages, dtype=torch.float64, tied=False, **options):
-    torch.manual_seed(1)
-    model = Mlp(tied=tied).to(dtype)
-    return model, *make(model, (torch.randn(8, 8, dtype=dtype),), {}, n_stages=n_stages, **options)
+    captured = captured_once(_mlp, dtype, tied)
+    return captured.model, *cut(captured, n_stages=n_stages, **options)
 
 
 def overflow_and_autocast():
@@ -424,7 +431,7 @@ class Windowed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
 
     def forward(self, x):
         n = x.shape[1]
@@ -438,16 +445,17 @@ class Windowed(nn.Module):
         return x
 
 
+def _windowed():
+    return Windowed().double(), (torch.randn(4, 8, 8, dtype=torch.float64),)
+
+
 def sizes_may_take_another_way():
     """Lengths at which the model's own code does something else, fed or given, recomputed or not."""
     world = dist.get_world_size()
     for source, recompute in ((None, ()), (0, tuple(range(world)))):
-        torch.manual_seed(0)
-        model = Windowed().double()
-        example = (torch.randn(4, 8, 8, dtype=torch.float64),)
-        made = make(model, example, {}, n_stages=world, recompute=recompute)
+        made = cut(captured_once(_windowed), n_stages=world, recompute=recompute)
         assert sum(form.for_sizes for form in made[0].forms[True]) >= 1
-        plain = copy.deepcopy(model)
+        plain = copy.deepcopy(made[0].model)
         runtime = Runtime(*made, loss_fn=F.mse_loss, feed=source)
         for length in (8, 9, 6, 12, 8):
             x = torch.randn(4, length, 8, dtype=torch.float64)
@@ -464,7 +472,7 @@ class Longest(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(8))
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
 
     def forward(self, x, lengths):
         first = x
@@ -697,6 +705,10 @@ class Wide(nn.Module):
         return h
 
 
+def _wide():
+    return Wide(), (torch.randn(2, 20, 16),)
+
+
 def messages_of_all_sizes():
     """Far more messages than a socket holds, some on it and some beside it; then as between hosts."""
     world = dist.get_world_size()
@@ -713,11 +725,10 @@ def messages_of_all_sizes():
         peers.connect = (lambda *_: {}) if is_apart else connect
         n_ahead = 0
         for schedule in ("gpipe", "zb-h1", "interleaved"):
-            torch.manual_seed(0)
-            model = Wide()
-            plain, x = copy.deepcopy(model), torch.randn(rows, length, 16)
+            captured = captured_once(_wide)
+            plain, x = copy.deepcopy(captured.model), torch.randn(rows, length, 16)
             n_stages = world * SCHEDULES[schedule]
-            made = make(model, (x[:2],), {}, n_stages=n_stages, n_ranks=world, schedule=schedule)
+            made = cut(captured, n_stages=n_stages, n_ranks=world, schedule=schedule)
             runtime = Runtime(*made, loss_fn=F.mse_loss, n_microbatches=rows // 2, stall_limit_s=20.0)
             runtime.step(x, target=x)
             F.mse_loss(plain(x), x).backward()
@@ -731,23 +742,23 @@ def tails():
     tail_checks.on_ranks(DEVICE)
 
 
-def what_hangs_on_ranks():
+def what_hangs_on_ranks(*schedules):
     """Of what is so on two ranks what may be otherwise on ranks that have two neighbours."""
     shapes_may_depend_on_data()
     one_rank_feeds()
-    adversary_on_every_schedule()
+    adversary_on_every_schedule(*schedules)
     noise_does_not_depend_on_ranks()
     matched_report()
 
 
-def everything():
+def everything(*schedules):
     sizes_may_take_another_way()
     kinds_that_were_not_met_are_recorded()
     tasks_that_were_not_met_train_their_own_heads()
     ragged_patches()
     accumulation_and_zero_grad()
     overflow_and_autocast()
-    what_hangs_on_ranks()
+    what_hangs_on_ranks(*schedules)
 
 
 # -- failures: each rank prints how and when it ended ---------------------------------------------------
@@ -802,8 +813,10 @@ def failing(how, *rest):
             raise
         began = locals().get("began", time.time())
         print(f"{type(error).__name__} after {time.time() - began:.1f} s: {error}", flush=True)
-        if rank == 0:
-            time.sleep(float(rest[0]))  # may host the store
+        told = pathlib.Path(rest[1])
+        (told / f"told-{rank}").touch()
+        while rank == 0 and int(rest[0]) and len([*told.glob("told-*")]) < world:
+            time.sleep(0.02)  # others read their cause in its store
         os._exit(3)
     print("no error", flush=True)
     os._exit(0)

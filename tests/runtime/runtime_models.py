@@ -258,17 +258,31 @@ def make(model, args, kwargs, **options):
 
 
 @functools.cache
-def _captured_adversary():
-    torch.manual_seed(0)
+def _captured_once(build, *options, closed):
+    torch.manual_seed(1)
+    return capture(*build(*options), closed=closed)
+
+
+def captured_once(build, *options, closed=()):
+    """A copy of the one capture of what ``build`` makes, which no form is added to.
+
+    Draws go on as they do from a model.
+    """
+    captured = copy.deepcopy(_captured_once(build, *options, closed=closed))
+    torch.manual_seed(1)
+    build(*options)
+    return captured
+
+
+def _adversary():
     model = Adversary().double()
-    args, kwargs, _ = adversary_batch(4, 5)
-    return capture(model, args, kwargs)
+    return model, *adversary_batch(4, 5)[:2]
 
 
 def adversary(n_stages, schedule, n_ranks, recompute=(), **options):
-    """The same adversary each time, which is captured once, and what ``make`` makes of it."""
+    """The same adversary each time, and what ``make`` makes of it."""
+    captured = captured_once(_adversary)
     torch.manual_seed(0)
-    captured = copy.deepcopy(_captured_adversary())
     options |= {"schedule": schedule, "n_ranks": n_ranks, "recompute": recompute}
     return captured.model, *cut(captured, n_stages=n_stages, **options)
 

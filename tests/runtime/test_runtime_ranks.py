@@ -11,16 +11,17 @@ SCRIPT = pathlib.Path(__file__).with_name("runtime_ranks.py")
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    ("check", "n_ranks"),
+    ("check", "n_ranks", "schedules"),
     [
-        ("everything", 2),
-        ("what_hangs_on_ranks", 4),
-        pytest.param("everything", 3, marks=pytest.mark.slow),
-        pytest.param("everything", 4, marks=pytest.mark.slow),
+        ("everything", 2, ["interleaved", "looped-bfs", "zbv", "dualpipev"]),
+        ("what_hangs_on_ranks", 4, ["gpipe", "1f1b", "zb-h1", "zb-h2"]),
+        *(pytest.param("everything", n, [], marks=pytest.mark.slow) for n in (2, 3, 4)),
     ],
+    ids=lambda x: "all" if x == [] else "some" if isinstance(x, list) else None,
 )
-def test_ranks_equal_one_process(check, n_ranks):
-    run_ranks(SCRIPT, n_ranks, check, timeout_s=150)
+def test_ranks_equal_one_process(check, n_ranks, schedules):
+    """Two ranks tell messages of several stages each apart, four hand on; without names, every schedule."""
+    run_ranks(SCRIPT, n_ranks, check, *schedules, timeout_s=150)
 
 
 @pytest.mark.timeout(120)

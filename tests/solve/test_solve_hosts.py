@@ -29,7 +29,7 @@ def hosted(draw) -> Problem:
     return dataclasses.replace(problem, items=items, shares=shares)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(hosted())
 def test_equals_exhaustive_search(problem):
     if (found := solved(problem)) is not None:

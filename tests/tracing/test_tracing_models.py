@@ -365,8 +365,14 @@ def agree(captured, model, args, kwargs=None):
     torch.testing.assert_close(found_buffers, buffers)
 
 
-@pytest.mark.parametrize("captured_in", ["train", "eval"])
-@pytest.mark.parametrize("cls", MODELS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize(
+    ("cls", "captured_in"),
+    [
+        pytest.param(cls, mode, id=f"{cls.__name__}-{mode}", marks=[pytest.mark.slow] if (i + j) % 2 else [])
+        for i, cls in enumerate(MODELS)
+        for j, mode in enumerate(("train", "eval"))
+    ],
+)
 def test_same_as_the_model(cls, captured_in):
     torch.manual_seed(0)
     model = cls().train(captured_in == "train")

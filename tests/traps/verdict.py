@@ -35,9 +35,10 @@ from .registry import Trap
 
 __all__ = ["verdict"]
 
-EXAMPLE, BATCH, LENGTH, SINGLE = (2, 6), (3, 6), (2, 9), (1, 6)
-SIZES = {False: (EXAMPLE, EXAMPLE, BATCH, LENGTH, SINGLE), True: (EXAMPLE, LENGTH, BATCH, EXAMPLE)}
-"""(batch, length) of the calls in each mode; inputs of every second one take gradients."""
+EXAMPLE, BATCH, LENGTH, BOTH, SINGLE = (2, 6), (3, 6), (2, 9), (3, 9), (1, 6)
+SIZES = {False: (EXAMPLE, EXAMPLE, BATCH, LENGTH, SINGLE), True: (EXAMPLE, BOTH, EXAMPLE)}
+LATE = {False: (EXAMPLE, BOTH), True: (EXAMPLE, EXAMPLE, BOTH)}
+"""(batch, length) of the calls in each mode, and of later ones; inputs of every second one take gradients."""
 _INTERNAL = re.compile(
     r"_constant\d|no set of leaves|"
     r"Tracked|KeyError|NoneType|GradTrackingTensor|BatchedTensor|Suspect|Restart|fx\.|Proxy|autopipe/tracing"
@@ -136,7 +137,7 @@ def _calls(
     for training in (False, True):
         for each in () if late else (twin, model):
             each.train(training)
-        for number, size in enumerate(SIZES[training]):
+        for number, size in enumerate((LATE if late else SIZES)[training]):
             seed = 10 * (1 + training) + number
             given = _given(trap, size, seed)
             if number % 2:

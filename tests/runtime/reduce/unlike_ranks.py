@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from keep_ranks import cut
+from runtime_models import captured_once
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
@@ -20,7 +21,6 @@ import autopipe
 from autopipe.errors import InputError, StepError
 from autopipe.runtime import Runtime, rebalance
 from autopipe.stages import build
-from autopipe.tracing import capture
 
 
 class Layer(nn.Module):
@@ -53,11 +53,14 @@ def batch(seed):
     return torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
+def _layers():
+    return Layers().double(), (batch(0),)
+
+
 def pipeline(**options):
     """2 × 2, of layouts 4 + 4 and 7 + 1."""
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
-    torch.manual_seed(1)
-    captured = capture(Layers().double(), (batch(0),))
+    captured = captured_once(_layers)
     plain = copy.deepcopy(captured.model)
     plans = [cut(captured, list(sizes)) for sizes in ((4, 4), (7, 1))]
     stages = build(captured, plans[0])

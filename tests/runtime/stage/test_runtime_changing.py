@@ -15,7 +15,15 @@ import autopipe
 from autopipe.errors import InputError
 
 
-@pytest.mark.parametrize(("n_stages", "n_microbatches"), [(2, 1), (2, 2), (2, 4), (3, 1), (3, 2), (3, 4)])
+@pytest.mark.parametrize(
+    ("n_stages", "n_microbatches"),
+    [
+        (2, 1),
+        (3, 2),
+        (2, 4),
+        *(pytest.param(*cut, marks=pytest.mark.slow) for cut in ((3, 1), (2, 2), (3, 4))),
+    ],
+)
 def test_steps_are_of_the_state_that_the_model_has(n_stages, n_microbatches):
     model, twin = model_and_twin()
     pipe = autopipe.split(model, n_stages, (batch(0),), n_microbatches=n_microbatches, costs="estimated")

@@ -46,7 +46,7 @@ HOSTS = ("raise", "kill host", "host left")
 @pytest.mark.parametrize("how", CASES)
 def test_all_ranks_end_with_one_message(how, tmp_path):
     message, is_host = CASES[how], how in HOSTS
-    ranks = start(SCRIPT, 3, "failing", how, 3 * is_host, tmp_path, is_hosted_by_rank_0=is_host)
+    ranks = start(SCRIPT, 3, "failing", how, int(is_host), tmp_path, is_hosted_by_rank_0=is_host)
     asleep = [ranks.pop(1)] if how in ("stuck", "never") else []
     try:
         results = finish(ranks, 60)
