@@ -18,6 +18,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
+from unittest import mock
 
 import torch.distributed as dist
 
@@ -41,6 +43,8 @@ _FORKS.set_forkserver_preload(
         "transformers.models.gpt2.modeling_gpt2",
         "transformers.models.llama.modeling_llama",
         "transformers.trainer",
+        "warmed",
+        "replica_checks",
     ]
 )
 
@@ -91,6 +95,8 @@ class Rank:
         self._store = store  # lives as long as a rank may ask it, whichever of them ends first
         handle, self._output = tempfile.mkstemp()
         os.close(handle)
+        with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(map(str, PATHS))}):
+            forkserver.ensure_running()  # it finds what it is to hold where this process does
         self._process = _FORKS.Process(
             target=_become, args=(str(script), list(arguments), dict(environment), self._output)
         )
