@@ -49,7 +49,8 @@ class OwnCode:
     ----------
     tables_by_row: tables of whole numbers, by name, of which the code was seen to take a place for each row.
     met: what calls were seen to do for many rows, by all that this goes by but the data; see ``rows``.
-    gave: what forms gave for batches, by their last call and the mode, where they drew nothing.
+    gave: what forms gave for batches of two rows or more, and for their first row twice where that is all,
+        by their last call and the mode, where they drew nothing.
     alike: which layers of a form were seen to do the same, by its last call; see ``rows``.
     """
 
@@ -57,7 +58,7 @@ class OwnCode:
         self.model = model
         self.tables_by_row: dict[str, torch.Tensor] = {}
         self.met: dict[Any, list[tuple[int, int]]] = {}
-        self.gave: dict[tuple[Call, bool], tuple[Mapping[str, torch.Tensor], list[Any]]] = {}
+        self.gave: dict[tuple[Call, bool], tuple[Mapping[str, torch.Tensor], list[Any], list[Any]]] = {}
         self.alike: dict[Call, Any] = {}
         self._within = functools.cache(self._looked_for)
         self._is_own = functools.cache(self._looks_own)

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import logging
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from ..code.own_code import OwnCode
 from ..inputs.structure import mapped
 from .code_run import CodeRun
 from .results import ROUNDED, Rows, axes
-from .thresholds import MOST
+from .thresholds import MOST, exact_numbers
 
 __all__ = ["Met", "RowsMet"]
 
@@ -55,11 +55,13 @@ class Met:
     """How many rows there are where something first gives others than for few.
 
     ``near`` are such numbers, for a form to be run on. Where it takes more rows than are run, ``far`` has how
-    many still give the same, with what no longer does, in words.
+    many still give the same, with what no longer does, in words. ``exact`` has what gives others where there
+    are exactly so many, in words.
     """
 
     near: set[int] = dataclasses.field(default_factory=set)
     far: dict[int, str] = dataclasses.field(default_factory=dict)
+    exact: dict[int, str] = dataclasses.field(default_factory=dict)
 
 
 class RowsMet:
@@ -86,7 +88,7 @@ class RowsMet:
         for call in form.calls:
             if _is_of_sizes(call) and any(id(c) in by_rows or self._tells(c, call) for c in call.inputs):
                 by_rows.add(id(call))
-        asked = [c for c in form.calls if id(c) in by_rows or self._is_code(c)]
+        asked = [c for c in form.calls if id(c) in by_rows or self._is_code(c) or self._names_exactly(c)]
         self._is_any = any(not c.is_size or plain_name(c) not in _EVEN for c in asked)
         self._of_sizes, self._asked = by_rows, {id(c) for c in asked}
         self._needed = self._asked.union(*({id(i) for i in c.inputs} for c in asked))
@@ -101,6 +103,11 @@ class RowsMet:
         """Be shown a call with its value, of a run of which all is asked once it is over."""
         if id(call) in self._needed:
             self._few[id(call)] = value
+
+    @property
+    def exact(self) -> list[str]:
+        """What is found of exactly so many rows, in words."""
+        return [*self._met.exact.values()]
 
     @property
     def may_keep(self) -> bool:
@@ -140,10 +147,17 @@ class RowsMet:
 
     def _is_code(self, call: Call) -> bool:
         """Whether a call runs code kept whole that may go by sizes, and leaves nothing behind."""
-        leaves = call.is_random or call.writes or call.mutated or call.keeps or call.has_effect
-        if leaves or not self._code.is_own(call):
+        if call.is_random or not self._is_own(call):
             return False
         return not _READ.isdisjoint(self._code.names(call)) or max(self._code.numbers(call), default=0) > MOST
+
+    def _names_exactly(self, call: Call) -> bool:
+        """Whether such code asks whether something is a number, also where it may draw: here nothing does."""
+        return self._is_own(call) and bool(exact_numbers(self._code, call, self._ran))
+
+    def _is_own(self, call: Call) -> bool:
+        leaves = call.writes or call.mutated or call.keeps or call.has_effect
+        return not leaves and self._code.is_own(call)
 
     def _ask(self, call: Call, value: Any) -> None:
         if id(call) not in self._asked:
@@ -153,7 +167,9 @@ class RowsMet:
             if id(call) in self._of_sizes:
                 self._most[id(call)] = self._most_times(call, value)
                 self._compare_number(call, value)
-            times, before = self._n_times(call), 0
+            if self._names_exactly(call):
+                self._ask_exactly(call)
+            times, before = self._n_times(call) if id(call) in self._of_sizes or self._is_code(call) else 0, 0
             if times and self._has_alike and call.op == "call_module":
                 value = self._of_many(call, 1)  # the run has that of another layer
             while times > before:
@@ -163,6 +179,42 @@ class RowsMet:
         except Exception as error:
             # any Python of the model, on rows that it may not take, or whose axis is not known
             _logger.debug("%s was not run on more rows: %s", call.name, error)
+
+    def _ask_exactly(self, call: Call) -> None:
+        """Note how many rows, of those that code names, are others than where they are two."""
+        named = exact_numbers(self._code, call, self._ran)
+        given = [t for c in call.inputs for t in tensors(self._few[id(c)])]
+        if not self._is_new(call, (*named,), given):
+            return
+        each = sum(t.nbytes for t in given) / self._n or 1
+        sizes = {1, *(n for t in given for n in itertools.accumulate(t.shape[1:], operator.mul))}
+        near = {n // size + off for n in named for size in sizes if n % size == 0 for off in (-1, 0, 1)}
+        most = min(MOST, max(2 * self._n, _MOST_BYTES_NAMED // each))
+        two = tensors(self._of_first(call, 2))
+        places = [axes(call, i, self._dim, self._shapes) for i in range(len(two))]
+        for n in sorted(n for n in near | {*range(3, self._n)} if 2 < n <= most):
+            made = zip(places, two, tensors(self._of_first(call, n)), strict=True)
+            if any(_others(t, of.narrow(axis, 0, 1).expand_as(t), axis) for at, of, t in made for axis in at):
+                self._note(call, n, n)
+
+    def _of_first(self, call: Call, n: int) -> Any:
+        """What a call gives for the first row, so many times."""
+
+        def grown(given: Call) -> Any:
+            if id(given) in self._of_sizes:
+                return self._of_many(given, n / self._n)
+            value = self._few[id(given)]
+            places = {id(t): axes(given, i, self._dim, self._shapes) for i, t in enumerate(tensors(value))}
+
+            def of(leaf: Any) -> Any:
+                for axis in places.get(id(leaf), ()):
+                    leaf = leaf.narrow(axis, 0, 1).repeat_interleave(n, axis)
+                return leaf
+
+            return mapped(of, value)
+
+        args, kwargs = map_calls(call.args, grown), map_calls(call.kwargs, grown)
+        return run_call(self._code.model, self._form.constants, call, args, kwargs, {}, self._at)
 
     def _compare_number(self, call: Call, value: Any) -> None:
         """Note from where on a number is another that is the same for few and for fewer rows."""
@@ -184,22 +236,27 @@ class RowsMet:
         """As often as rows may come for a call; 0 where what it is given is too large, or was seen alike."""
         if id(call) in self._of_sizes:
             return self._most[id(call)] if isinstance(self._few[id(call)], Tensor) else 0
-        times, known = self._most_named(call), self._code.met
+        times = self._most_named(call)
         given = [t for c in call.inputs for t in tensors(self._few[id(c)])]
+        return times if self._is_new(call, times, given) else 0
+
+    def _is_new(self, call: Call, asked: Any, given: Sequence[Tensor]) -> bool:
+        """Whether no call like this one was ``asked`` so yet; else what was found of that is told of it."""
+        known = self._code.met
         kind = (
             frozenset(f.__code__ for f, _ in self._code.functions(call)),
             self._code.numbers(call),
             self._code.model.training,
             str(map_calls((call.args, call.kwargs), lambda c: None)),
-            times,
+            asked,
             *((t.shape, t.dtype) for t in given),
         )
         if kind not in known:
             self._known = known[kind] = []
-            return times
+            return True
         for same, other in known[kind]:
             self._tell(call, same, other)
-        return 0
+        return False
 
     def _most_named(self, call: Call) -> int:
         """As often as rows may come for code to come to the numbers that it names, or as is usual.
@@ -280,12 +337,19 @@ class RowsMet:
         self._note(call, self._n * same, self._n * times)
 
     def _note(self, call: Call, same: int, other: int) -> None:
-        """A call gives for ``other`` rows what it does not for as many as the ``same`` and fewer."""
+        """A call gives for ``other`` rows what it does not for as many as the ``same`` and fewer.
+
+        Where both are one number, for so many alone.
+        """
         self._known.append((same, other))
         self._tell(call, same, other)
 
     def _tell(self, call: Call, same: int, other: int) -> None:
-        if other <= MOST:
+        if other == same:
+            self._met.exact.setdefault(
+                other, f"{call_and_place(call)}, whose rows are others where they are {other}"
+            )
+        elif other <= MOST:
             self._met.near.add(other)
         else:
             self._met.far.setdefault(max(same, self._n), call_and_place(call))

@@ -46,7 +46,7 @@ from .order import by_order
 from .pieces import fault_in_pieces
 from .results import Results, Rows, axes, is_close
 from .row_questions import Asked, first_found, if_told, mixed_in, of_other_signs
-from .thresholds import thresholds
+from .thresholds import exact_numbers, thresholds
 from .varied_data import of_other_sign
 
 __all__ = ["mixing", "rows_of"]
@@ -224,7 +224,8 @@ def _in_places(form: _Form, found: _Found, evaluated: Evaluated | None) -> tuple
                 _note(form, found, both, more, alone)
             if not both.is_noisy:
                 key = form.form.calls[-1], form.code.model.training
-                form.code.gave[key] = _rows(form.given, dim, "ab", alone), both.of("ab")
+                first = both.of("aa") if both.is_of_two else []
+                form.code.gave[key] = _rows(form.given, dim, "ab", alone), both.of("ab"), first
             return said, both, ""
         except Exception as error:
             # any Python of the model, on rows it may not take: inputs may point to rows
@@ -423,7 +424,9 @@ def _in_training(
 
     def has_limits() -> bool:
         # two rows do not show what code does of more of them
-        return any(map(form.code.may_go_by_mode, thresholds(form.code, form.form, 2, ran)))
+        limits = {*thresholds(form.code, form.form, 2, ran)}
+        limits |= {c for c in form.form.calls if form.code.is_own(c) and exact_numbers(form.code, c, ran)}
+        return any(map(form.code.may_go_by_mode, limits))
 
     is_limited = has_limits()  # of all code: none has run
     with ran if is_limited else contextlib.nullcontext():

@@ -170,7 +170,7 @@ class FormPairs:
     def _gave(self, form: Recording, batch: _Batch, training: bool) -> _Made | None:
         """What a form gave for such a batch in a mode, if it was run on one."""
         output = form.calls[-1]
-        known, values = self._code.gave.get((output, training), ({}, []))
+        known, values, _ = self._code.gave.get((output, training), ({}, [], []))
         if not (known.keys() == batch.keys() and all(is_equal(known[n], batch[n]) for n in batch)):
             return None
         each = iter(values)

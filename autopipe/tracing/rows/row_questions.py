@@ -139,6 +139,8 @@ def _questions(
         if in_gradients is not None:
             held_back = functools.partial(in_gradients.fault, [n // 2 + 1])
             yield functools.partial(_looked_at, watch.ran, held_back), True
+    for words in met.exact if met is not None else ():
+        yield functools.partial(str, words), True
     evenly, apart_inside = _numbers_elsewhere(asked) if is_sure and watch.may_bend else ([], [])
     for around in apart_inside:
         yield functools.partial(_of_numbers, results, given, around=around), False
@@ -304,12 +306,13 @@ def _of_unlike_rows(asked: Asked, watch: Watch, spread: Mapping[int, int] | None
 def _gathers(asked: Asked, watch: Watch) -> bool:
     """Whether anything without rows was made of all of them that is told by other rows, or tells of them.
 
-    Numbers are not where labels weigh them, and they go nowhere but into other numbers, evenly.
+    What code reads of them may be. Numbers are not where labels weigh them, and they go nowhere but into
+    other numbers, evenly.
     """
     noted = watch.noted
     if noted is None:
         return False
-    return noted.gathers or (noted.totals and (noted.may_bend or not asked.seen.is_counted))
+    return noted.gathers or watch.reads or (noted.totals and (noted.may_bend or not asked.seen.is_counted))
 
 
 def _gathered(asked: Asked) -> dict[int, int] | None:
@@ -330,7 +333,9 @@ def _among_unlike(asked: Asked, n: int, spread: Mapping[int, int], watch: Watch)
     """See :func:`fault_among_unlike`; code that goes by data is right within its tolerance."""
     told = asked.code.model, asked.form, asked.given, asked.dim, asked.shapes, asked.begin
     allowed = COARSE if watch.reads else ALLOWED
-    ask = functools.partial(fault_among_unlike, *told, n, spread, allowed, is_counted=asked.seen.is_counted)
+    own = [c for c in asked.form.calls if asked.code.is_own(c)] if watch.reads else []
+    options: dict[str, Any] = {"is_counted": asked.seen.is_counted, "own": own}
+    ask = functools.partial(fault_among_unlike, *told, n, spread, allowed, **options)
     return _of_alike_layers(ask, watch)
 
 

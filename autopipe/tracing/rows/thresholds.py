@@ -21,7 +21,7 @@ from ..code.own_code import OwnCode
 from ..inputs.contents import is_filled
 from .code_run import CodeRun
 
-__all__ = ["CUTS", "MOST", "beside_places", "places_beyond", "rows_to_try", "thresholds"]
+__all__ = ["CUTS", "MOST", "beside_places", "exact_numbers", "places_beyond", "rows_to_try", "thresholds"]
 
 MOST = 256
 """A form is run on no more rows than this."""
@@ -29,6 +29,7 @@ CUTS = frozenset({
     "__getitem__", "__setitem__", "chunk", "split", "tensor_split", "unsafe_chunk", "unsafe_split"
 })  # fmt: skip
 """Functions that cut a tensor."""
+_GATHERED = (dict, frozenset, list, set, tuple)
 
 
 def thresholds(code: OwnCode, form: Recording, least: int, ran: CodeRun) -> dict[Call, set[int]]:
@@ -42,6 +43,15 @@ def thresholds(code: OwnCode, form: Recording, least: int, ran: CodeRun) -> dict
         numbers = (n for function, owner in functions for n in _compared(function, owner))
         found[call] = {n for n in numbers if least < n <= MOST}
     return {call: numbers for call, numbers in found.items() if numbers}
+
+
+def exact_numbers(code: OwnCode, call: Call, ran: CodeRun) -> set[int]:
+    """Whole numbers above one that the model's own code in a call asks whether something is, or divides by.
+
+    Of functions that ``ran``; keys of the dicts that these name are among them.
+    """
+    functions = (held for held in code.functions(call) if ran.may_run(held[0]))
+    return {n for function, owner in functions for n in _compared(function, owner, is_exact=True) if n > 1}
 
 
 def beside_places(form: Recording, least: int, most: int = MOST) -> set[int]:
@@ -93,9 +103,12 @@ def rows_to_try(found: Iterable[tuple[int, int]], n_rows: int, most: int = MOST)
     return {n for n in rows if n_rows < n <= most}
 
 
-def _compared(function: types.FunctionType, owner: Any) -> Iterator[int]:
-    """The whole numbers in lines of a function that compare: written there, or held by what these name."""
-    comparing, constants = _comparing(function.__code__)
+def _compared(function: types.FunctionType, owner: Any, *, is_exact: bool = False) -> Iterator[int]:
+    """The whole numbers in lines of a function that compare: written there, or held by what these name.
+
+    They compare by order, or else are ``is_exact``.
+    """
+    comparing, constants = _comparing(function.__code__, is_exact)
     variables = _variables(function, constants) if comparing else {}
     for step in comparing:
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -106,6 +119,8 @@ def _compared(function: types.FunctionType, owner: Any) -> Iterator[int]:
             values = [step.argval]
         else:
             values = variables.get(step.argval, []) if step.opname.startswith("LOAD_") else []
+        if is_exact:
+            values = [v for value in values for v in (value if isinstance(value, _GATHERED) else [value])]
         yield from (v for v in values if isinstance(v, int) and not isinstance(v, bool))
 
 
@@ -118,13 +133,14 @@ def _held(owner: Any, name: str) -> Any:
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _comparing(code: types.CodeType) -> tuple[list[dis.Instruction], list[tuple[str, Any]]]:
+def _comparing(code: types.CodeType, is_exact: bool) -> tuple[list[dis.Instruction], list[tuple[str, Any]]]:
     """The steps of lines that compare, and the constants that variables are set to, behind their names."""
+    is_asking = _is_equality if is_exact else _is_order
     steps = [*dis.get_instructions(code)]
     lines: dict[int, list[dis.Instruction]] = {}
     for step in steps:
         lines.setdefault((step.positions and step.positions.lineno) or 0, []).append(step)
-    comparing = [step for line in lines.values() if any(map(_is_order, line)) for step in line]
+    comparing = [step for line in lines.values() if any(map(is_asking, line)) for step in line]
     pairs = itertools.pairwise(steps) if comparing else ()
     is_set = (p for p in pairs if p[0].opname == "LOAD_CONST" and p[1].opname.startswith("STORE_"))
     return comparing, [(str(step.argval), constant.argval) for constant, step in is_set]
@@ -147,3 +163,13 @@ def _is_order(step: dis.Instruction) -> bool:
     if step.opname == "COMPARE_OP":
         return str(step.argval).startswith(("<", ">"))
     return step.opname == "LOAD_GLOBAL" and step.argval in ("min", "max")
+
+
+def _is_equality(step: dis.Instruction) -> bool:
+    """Whether a step asks for a number itself: what it equals, where it is held, what division leaves."""
+    if step.opname == "COMPARE_OP":
+        return any(sign in str(step.argval) for sign in ("==", "!="))
+    is_looked_up = step.opname == "BINARY_SUBSCR" or step.argval == "get"
+    return (
+        is_looked_up or step.opname == "CONTAINS_OP" or (step.opname == "BINARY_OP" and "%" in step.argrepr)
+    )

@@ -23,10 +23,11 @@ from ..inputs.structure import mapped
 from ..sizes.rerun import replay
 from .alike_layers import AlikeLayers
 from .many_rows import leaves_anything
-from .results import Rows, axes, is_close, is_floating, is_number, run_until
+from .results import ALLOWED, Rows, axes, is_close, is_floating, is_number, run_until
 
 __all__ = ["fault_among_unlike", "gathered", "that_stay", "width"]
 
+_Level = Mapping[dtype, float]
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _FACTORS = 1.0, 2.0, 0.5, 1.5, 0.25, 0.75, 1.25, 1.75
 """What rows are taken times, one after another; those of the second half are of the other sign."""
@@ -145,9 +146,10 @@ def fault_among_unlike(
     start: Callable[[], None],
     n: int,
     spread: Mapping[int, int],
-    allowed: Mapping[dtype, float],
+    allowed: _Level,
     *,
     is_counted: bool,
+    own: Collection[Call] = (),
     alike: AlikeLayers | None = None,
 ) -> str:
     """In words, the first call that gives other rows in half of a batch of ``n`` than in all; or nothing.
@@ -156,7 +158,8 @@ def fault_among_unlike(
     another sign, or else the inputs have another there. Not of calls whose rows lie in another order in a
     half than in all, as those that are packed by length do. Of numbers that labels weigh, which
     ``is_counted``, the rows are compared that they are made of. Nothing where something comes out that is no
-    number. Of layers that are ``alike`` one runs for all.
+    number. Of layers that are ``alike`` one runs for all. Where what comes out is off by less than is
+    ``allowed``, though by more than rounding, rows of the model's ``own`` calls must not be off by so much.
     """
     batch = _unlike(given, dim, n, is_signed=not spread)
     device = next(iter(batch.values())).device
@@ -185,9 +188,9 @@ def fault_among_unlike(
 
     whole, *halves = [run(*ends) for ends in ((0, n), (0, n // 2), (n // 2, n))]
 
-    def is_other(of: Tensor, parts: Sequence[Tensor], axis: int) -> bool:
+    def is_other(of: Tensor, parts: Sequence[Tensor], axis: int, level: _Level = allowed) -> bool:
         joined = torch.cat([*parts], axis)
-        return joined.shape == of.shape and not is_close(of, joined, allowed)
+        return joined.shape == of.shape and not is_close(of, joined, level)
 
     def is_moved(number: int) -> bool:
         of, *parts = (own.get(number) for own in came)
@@ -196,30 +199,34 @@ def fault_among_unlike(
     in_order = {number: axis for number, axis in spread.items() if not is_moved(number)}
     if len(in_order) < len(spread):
         told = model, form, given, dim, shapes, start, n, in_order, allowed
-        return fault_among_unlike(*told, is_counted=is_counted, alike=alike) if in_order else ""
+        options: dict[str, Any] = {"is_counted": is_counted, "own": own, "alike": alike}
+        return fault_among_unlike(*told, **options) if in_order else ""
     made = [t for _, values in (whole, *halves) for v in values for t in tensors(v) if not t.is_nested]
     if not all(bool(t.isfinite().all()) for t in made):
         return ""
 
-    def differs(call: Call, i: int, of: Any, parts: Sequence[Any]) -> bool:
+    def differs(call: Call, i: int, of: Any, parts: Sequence[Any], level: _Level = allowed) -> bool:
         if not all(isinstance(t, Tensor) and not t.is_nested for t in (of, *parts)):
             return False
-        return any(is_other(of, parts, axis) for axis in axes(call, i, dim, shapes)[:1])
+        return any(is_other(of, parts, axis, level) for axis in axes(call, i, dim, shapes)[:1])
 
     def differs_within(call: Call, i: int) -> bool:
         of, *parts = (kept.get((id(call), i)) for kept, _ in (whole, *halves))
         return differs(call, i, of, parts)
 
-    def is_told_otherwise(call: Call, of: Any, *parts: Any) -> bool:
+    def is_told_otherwise(level: _Level, call: Call, of: Any, *parts: Any) -> bool:
         if not is_number(of) or call.op == "placeholder":
-            return differs(call, 0, of, parts)
+            return differs(call, 0, of, parts, level)
         if is_counted:
             return any(differs_within(c, 0) for c in _rows_behind(call, dim, shapes))
-        return not any(is_close(of, (parts[0] + parts[1]) / k, allowed) for k in (1, 2))
+        return not any(is_close(of, (parts[0] + parts[1]) / k, level) for k in (1, 2))
 
     leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
-    each = zip(leaves, whole[1], *(values for _, values in halves), strict=True)
-    other = next((told[0] for told in each if is_told_otherwise(*told)), None)
+    each = [*zip(leaves, whole[1], *(values for _, values in halves), strict=True)]
+    other = next((told[0] for told in each if is_told_otherwise(allowed, *told)), None)
+    if other is None and own and any(is_told_otherwise(ALLOWED, *told) for told in each):
+        made_by = ((c, i) for c in own for i in range(len(shapes.get(id(c), ()))))
+        other = next((c for c, i in made_by if differs_within(c, i)), None)
     if other is None:
         return ""
     within = (c for c in form.calls[:-1] for i in range(len(shapes.get(id(c), ()))) if differs_within(c, i))

@@ -59,6 +59,27 @@ FAR: dict[str, Callable[[Tensor], Tensor]] = {
     "most": lambda h: h * max(500, len(h)),
 }
 """The same of more rows than a form is run on."""
+BY_NUMBER = {15: 2}
+
+
+class DropsExactly(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(1e-12)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.drop(h) * (2 if len(h) == 15 else 1)
+
+
+EXACT: dict[str, Callable[[Tensor], Tensor]] = {
+    "is": lambda h: h * 2 if len(h) == 15 else h,
+    "among": lambda h: h * 2 if h.shape[0] in (13, 15) else h,
+    "remainder": lambda h: h * 2 if len(h) % 5 == 0 else h,
+    "table": lambda h: h * BY_NUMBER.get(len(h), 1),
+    "elements": lambda h: h * 2 if h.numel() == 60 else h,
+    "behind dropout": DropsExactly(),
+}
+"""Something else of exactly so many rows."""
 FREE: dict[str, Callable[[Tensor], Tensor]] = {
     "size": lambda h: h.reshape(len(h), -1) * torch.ones(len(h), 1),
     "zeros": lambda h: torch.cat([h, h.new_zeros(len(h), 4)], 1)[:, :4],
@@ -113,6 +134,12 @@ def test_a_limit_on_rows_is_refused(name, is_whole):
 def test_so_is_one_that_only_code_kept_whole_has(name):
     with pytest.raises(InputError, match="depend on one another"):
         stepped(INSIDE[name], is_whole=True)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_so_is_what_code_kept_whole_does_of_exactly_so_many_rows(name):
+    with pytest.raises(InputError, match="depend on one another"):
+        stepped(EXACT[name], is_whole=True)
 
 
 @pytest.mark.parametrize("name", OPEN)

@@ -84,11 +84,42 @@ def assert_exact(model, pipe, batches, loss_fn=nn.functional.mse_loss):
             assert torch.allclose(runtime.forward(x), model(x), atol=1e-6)
 
 
-@pytest.mark.parametrize("does", [all_axes, first_axis, fails, Kept()])
+class Asks(nn.Module):
+    """Code of a user's that gives a row something else where it is alone, in both modes or in training."""
+
+    def __init__(self, asks, p=0.0, in_training=False):
+        super().__init__()
+        self.asks, self.drop, self.in_training = asks, nn.Dropout(p), in_training
+
+    def forward(self, h):
+        is_alone = self.asks(h) and (self.training or not self.in_training)
+        return self.drop(h.sum(1)) * (2 if is_alone else 1)
+
+
+def has_no_second(h):
+    try:
+        h[1]
+    except IndexError:
+        return True
+    return False
+
+
+ASKING = [
+    Asks(lambda h: len(h) == 1),
+    Asks(lambda h: h.numel() == h[0].numel()),
+    Asks(has_no_second),
+    Asks(lambda h: len(h) < 2, in_training=True),
+    Asks(lambda h: len(h) < 2, p=1e-12, in_training=True),
+]
+
+
+@pytest.mark.parametrize("does", [all_axes, first_axis, fails, Kept(), *ASKING])
 @pytest.mark.filterwarnings("error:Using a target size")
 def test_microbatches_of_two_rows_give_what_the_batch_gives(does):
     model = Two(does)
-    pipe = pipe_of(model, data(4)[0], n_microbatches=4, closed=["does"] if isinstance(does, Kept) else ())
+    pipe = pipe_of(
+        model, data(4)[0], n_microbatches=4, closed=["does"] if isinstance(does, nn.Module) else ()
+    )
     assert pipe.plan.n_microbatches == 2
     assert_exact(model, pipe, [data(4), data(5), data(3), data(8)])
 
@@ -133,6 +164,19 @@ def test_one_row_that_is_a_batch_is_the_models_own_affair():
     x, y = data(1)
     assert runtime.forward(x).shape == model(x).shape == (4, 6)
     assert torch.allclose(runtime.step(x, target=y).loss, model(x).mean())
+
+
+def test_what_gives_a_single_row_something_else_ahead_of_a_tail_is_told():
+    model = nn.Sequential(nn.Linear(5, 6), Asks(lambda h: len(h) == 1), nn.Linear(6, 6), Centres())
+    pipe = pipe_of(model, data(4)[0], n_microbatches=4, closed=["1"])
+    assert pipe.graph.variation.tail.ops
+    assert "1 at" in pipe.graph.one_row
+    assert "something else than" in pipe.graph.one_row
+
+
+class Centres(nn.Module):
+    def forward(self, h):
+        return h - h.mean(0)
 
 
 class Loses(nn.Module):

@@ -57,6 +57,12 @@ MIXED: dict[str, Callable[[Tensor], Tensor]] = {
     "largest place of all rows": lambda h: h * (h.view(-1, 2) >= h.view(-1, 2).topk(3, 0)[0][2]).view_as(h),
     "sign of one mean": lambda h: h * (h.mean() > 0),
 }
+SLIGHT: dict[str, Callable[[Tensor], Tensor]] = {
+    "kinds of rows": lambda h: h - h.mean(0) if len(torch.unique(h[:, 0])) > 3 else h,
+    "kinds of rows, as a set": lambda h: h - h.mean(0) if len({*h[:, 0].tolist()}) > 3 else h,
+    "directions of rows": lambda h: h - h.mean(0) if int(torch.linalg.matrix_rank(h)) > 3 else h,
+}
+"""What is made only of four rows that are unlike, and hardly shows in a loss."""
 ALONE: dict[str, Callable[[Tensor], Tensor]] = {
     "sign of each row's mean": lambda h: h * (h.mean(1, keepdim=True) > 0),
     "largest of each row": lambda h: h * (h >= h.topk(2, dim=1)[0][:, -1:]),
@@ -72,6 +78,17 @@ def test_what_all_rows_decide_is_right_or_refused(kind: str, is_open: bool, seed
     step, whole = step_and_whole(Net(MIXED[kind], is_open=is_open), torch.randn(6, 4).double())
     with contextlib.suppress(InputError):
         torch.testing.assert_close(step(), whole, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("kind", SLIGHT)
+def test_what_unlike_rows_decide_is_refused_where_it_changes_a_loss_by_little(kind: str) -> None:
+    torch.manual_seed(0)
+    net = Net(SLIGHT[kind], is_open=False)
+    with torch.no_grad():
+        net.b.bias.fill_(30.0)
+    step, _ = step_and_whole(net, torch.randn(8, 4).double())
+    with pytest.raises(InputError, match="depend on one another"):
+        step()
 
 
 class Labelled(nn.Module):
