@@ -26,7 +26,7 @@ from .mixing import mixing, rows_of
 from .noise_of_others import shared_draws
 from .one_row import fault_in_one_row
 from .other_answers import FormPairs, parting, two_rows
-from .per_call_state import CallsInTurn, by_call, carried_by, movers
+from .per_call_state import CallsInTurn, by_backward, by_call, by_gradients, carried_by, movers
 from .results import Rows
 from .tail import find_tail
 from .uneven_totals import uneven_totals
@@ -45,6 +45,7 @@ _OF_INPUTS = Depends.INPUT | Depends.SHAPE
 _COUNTED_APART = (
     "its loss averages over labels drawn in it, or of several kinds: microbatches have other shares"
 )
+_OF_OTHERS = "a microbatch finds what the backwards of others have left"
 
 
 def with_rows_of_the_example(
@@ -66,11 +67,13 @@ def with_rows_of_the_example(
     dim, told = batch_dim(dims), (forms, given, dims, variation.shapes, session.device)
     own = None if dim is None else OwnBackwards(session.code, dim, variation.shapes)
     found = known.mixing if known else mixing(session.code, *told, session.start, own, takes=takes)
+    others, calls = "", None
     if not (known or found.points):
         told_of = session.code, forms[True], given, loose, session.device, session.start
         calls = CallsInTurn(*told_of, lambda: session.runs.snapshot.is_unchanged)
         written = () if found.training else by_call(calls)
         found = dataclasses.replace(found, by_call=written, carried=carried_by(calls))
+        others = by_gradients(calls)
     moved = sorted(frozenset[str]().union(*(form.moved for form in forms.values())))
     if moved and not found.carried:
         found = dataclasses.replace(found, carried=f"one call moves {', '.join(moved[:3])} for the next")
@@ -105,6 +108,13 @@ def with_rows_of_the_example(
     if remade := sorted(session.runs.repeats.remade):
         found = dataclasses.replace(found, always=f"each call makes {', '.join(remade[:3])} anew")
         tail = Tail(obstacle="the gradients of what a microbatch replaces are lost")
+    if calls is not None and own is not None and (own.found or own.without_rows):
+        left, read = by_backward(calls)
+        found = dataclasses.replace(found, by_call=tuple(dict.fromkeys((*found.by_call, *left))))
+        others = others or read
+    if others or (known is not None and known.tail.obstacle == _OF_OTHERS):
+        found = dataclasses.replace(found, always=others or found.always)
+        tail = Tail(obstacle=_OF_OTHERS)
     if not known:
         found = _of_one_row(session, forms, given, loose, tail, found)
         run = _on_two(session, forms[True], given, variation, dims)

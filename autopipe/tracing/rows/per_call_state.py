@@ -13,11 +13,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...graph import Dim, batch_dim
 from ..calls.call import Call, Recording
+from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from ..calls.likeness import is_equal
 from ..code.leaves import is_atomic
@@ -26,16 +28,19 @@ from ..inputs.held_numbers import names_inside, numbers_of
 from ..sizes.guards import broken
 from ..sizes.rerun import buffers_written, replay
 from ..sizes.variation import Variation
-from ..state.example_data import close_to
+from ..state.example_data import close_to, projected
 from ..state.state import seed
 from .results import EQUAL, SLIGHT, is_close, run_until
 
-__all__ = ["CallsInTurn", "by_call", "carried_by", "carriers", "movers"]
+__all__ = [
+    "CallsInTurn", "by_backward", "by_call", "by_gradients", "carried_by", "carriers", "movers",
+]  # fmt: skip
 
 _logger = logging.getLogger("autopipe")
 _AWAY = 1.25
 _WRITES_NOTHING = frozenset({"requires_grad_"})
 """Methods whose names end as those do that write in place."""
+_OF_GRADIENTS = frozenset({"grad", "zero_grad"})
 
 
 class CallsInTurn:
@@ -46,6 +51,7 @@ class CallsInTurn:
     Attributes
     ----------
     writing: the calls that may write to weights behind torch's back. carrying: see :func:`carriers`.
+    asking: those that stay whole and name gradients, of weights or others.
     """
 
     def __init__(
@@ -64,6 +70,9 @@ class CallsInTurn:
         self.written = buffers_written(code.model, [form])
         self.writing = [c for c in form.calls if _may_write(code, c)]
         self.carrying = carriers(code, form)
+        self.asking = [
+            c for c in form.calls if code.is_own(c) and not _OF_GRADIENTS.isdisjoint(code.names(c))
+        ]
         self._weights = [*_weights_of(code.model, self.writing)]
 
     def after(self, *batches: Mapping[str, Tensor]) -> tuple[dict[str, Any], tuple[Any, ...]]:
@@ -75,10 +84,10 @@ class CallsInTurn:
         for buffer in (b for n, b in self.model.named_buffers() if n in self.written):
             if buffer.is_floating_point():
                 buffer.mul_(_AWAY)
-        result = self._run(*batches)
+        result = self.run(*batches)
         return dict(_held(self.model, self._weights)), result
 
-    def _run(self, *batches: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    def run(self, *batches: Mapping[str, Tensor]) -> tuple[Any, ...]:
         """What the last of some batches gives."""
         result: tuple[Any, ...] = ()
         for batch in batches:
@@ -90,6 +99,15 @@ class CallsInTurn:
                 raise _Otherwise
             result = seen.result
         return result
+
+    def with_gradients(
+        self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None]
+    ) -> tuple[Any, ...]:
+        """What the batch given gives where weights have these gradients."""
+        self._start(True)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
+        return self.run(self.given)
 
     @functools.cached_property
     def other(self) -> Mapping[str, Tensor]:
@@ -204,6 +222,60 @@ def carried_by(calls: CallsInTurn) -> str:
     return f"one call leaves {', '.join(names[:3])} for the next, which goes by it"
 
 
+@torch.no_grad()
+def by_gradients(calls: CallsInTurn) -> str:
+    """In words, what goes by the gradients that weights have when a forward begins, or takes them away.
+
+    A microbatch has those of others that had their backward. Nothing on the meta device.
+    """
+    if calls.dim is None or not calls.asking:
+        return ""
+    weights = [p for p in calls.model.parameters() if p.requires_grad and not p.is_meta]
+    kept, words = [p.grad for p in weights], f"{call_and_place(calls.asking[0])} goes by gradients of weights"
+    try:
+        without = calls.with_gradients(weights, [None] * len(weights))
+        given = [torch.ones_like(p) for p in weights]
+        behind = calls.with_gradients(weights, given)
+        left = all(p.grad is g and bool((g == 1).all()) for p, g in zip(weights, given, strict=True))
+        pairs = zip(tensors(behind), tensors(without), strict=True)
+        return "" if left and all(a.shape == b.shape and is_close(a, b, EQUAL) for a, b in pairs) else words
+    except _Otherwise:
+        return words
+    except Exception as error:  # any Python of the model, on rows it may not take
+        _logger.debug("whether a forward goes by gradients could not be looked at: %s", error)
+        return ""
+    finally:
+        for weight, gradient in zip(weights, kept, strict=True):
+            weight.grad = gradient
+
+
+@torch.no_grad()
+def by_backward(calls: CallsInTurn) -> tuple[tuple[str, ...], str]:
+    """What a backward leaves in buffers and attributes, by name; in words, that a forward goes by it, or "".
+
+    As a hook on gradients does that counts. Microbatches leave it each, some before others have begun.
+    """
+    weights = [p for p in calls.model.parameters() if p.requires_grad]
+    try:
+        _, plain = calls.after(calls.given), calls.run(calls.given)
+        calls.after()
+        with torch.enable_grad():
+            made = calls.run(calls.given)
+            before = dict(_held(calls.model, ()))
+            projected(tensors(made), weights)
+        left = dict(_held(calls.model, ()))
+        names = tuple(n for n, value in left.items() if not _is_same(value, before.get(n), SLIGHT))
+        pairs = zip(tensors(calls.run(calls.given)), tensors(plain), strict=True) if names else ()
+        is_read = any(a.shape != b.shape or not is_close(a, b, EQUAL) for a, b in pairs)
+    except _Otherwise:
+        return (), ""
+    except Exception as error:  # any Python of the model, on rows it may not take
+        _logger.debug("what a backward leaves could not be looked at: %s", error)
+        return (), ""
+    words = f"a forward goes by {', '.join(names[:3])}, as the backward before left it"
+    return names, words if is_read else ""
+
+
 def movers(form: Recording) -> list[Call]:
     """The calls that write to parameters which are otherwise after each call of a form."""
     held = (c.storages for c in form.calls if c.op == "get_attr" and c.target in form.moved)
@@ -277,14 +349,16 @@ class _Otherwise(Exception):
 
 
 def _held(model: nn.Module, weights: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """A copy of every buffer and of some ``weights``, and the numbers and tensors in attributes."""
+    """A copy of every buffer and of some ``weights``, and the numbers, tensors and arrays in attributes."""
     yield from ((name, buffer.detach().clone()) for name, buffer in model.named_buffers())
     own = dict(model.named_parameters())
     yield from ((name, own[name].detach().clone()) for name in weights if name in own)
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             shown = f"{path}.{name}".lstrip(".")
-            if isinstance(value, (int, float, Tensor)) and name != "training":
+            if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+                yield shown, torch.from_numpy(value.copy())
+            elif isinstance(value, (int, float, Tensor)) and name != "training":
                 yield shown, value.detach().clone() if isinstance(value, Tensor) else value
             elif not name.startswith("_"):
                 yield from numbers_of(model, names_inside(shown, value)).items()

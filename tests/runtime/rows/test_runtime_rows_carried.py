@@ -337,3 +337,91 @@ def test_a_hook_that_takes_itself_away_is_told_of(n_microbatches, caplog):
     are_alike = [abs(a - b) < 1e-12 for a, b in losses]
     assert are_alike == [n_microbatches == 1, True, True]
     assert ("one call leaves a for the next" in caplog.text) is (n_microbatches > 1)
+
+
+class Counted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h, layer):
+        ctx.layer = layer
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.layer.seen += 1
+        return gradient, None
+
+
+class Backwards(nn.Module):
+    """Keeps something of its backwards, or of the gradients of its weight."""
+
+    def __init__(self, does):
+        super().__init__()
+        self.does, self.seen, self.weight = does, 0, nn.Parameter(torch.ones(4).double())
+        self.register_buffer("size", torch.ones(()).double())
+
+    def forward(self, h):
+        return self.does(self, h) * self.weight
+
+
+def follows_a_function(layer, h):
+    return Counted.apply(h, layer) * (1 + layer.seen)
+
+
+def follows_a_hook(layer, h):
+    h = h * layer.size.clone()
+
+    def adds(gradient):
+        layer.size.add_(gradient.abs().sum())
+
+    if h.requires_grad:
+        h.register_hook(adds)
+    return h
+
+
+def follows_what_unpacks(layer, h):
+    def unpacked(t):
+        layer.seen += 1
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpacked):
+        return torch.tanh(h) * (1 + layer.seen)
+
+
+def follows_its_gradient(layer, h):
+    return h if layer.weight.grad is None else h * layer.weight.grad.norm()
+
+
+def drops_its_gradient(layer, h):
+    layer.zero_grad()
+    return h
+
+
+def counts_a_function(layer, h):
+    return Counted.apply(h, layer)
+
+
+def stepper(does, is_whole=True):
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 4), Backwards(does), nn.Linear(4, 4), nn.Linear(4, 4)
+    model, x = nn.Sequential(*layers).double(), torch.randn(4, 4).double()
+    closed = ["1"] if is_whole else ()
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2, closed=closed)
+    return pipe.runtime(loss_fn=lambda y, _: y.square().mean()), model, x
+
+
+@pytest.mark.parametrize(
+    "does",
+    [follows_a_function, follows_a_hook, follows_what_unpacks, follows_its_gradient, drops_its_gradient],
+)
+def test_what_microbatches_leave_in_backward_for_the_next_is_refused(does):
+    runtime, model, x = stepper(does)
+    with pytest.raises(InputError, match="what the backwards of others have left"):
+        runtime.step(x)
+    expected = model(x).square().mean()
+    assert torch.allclose(runtime.step(x, n_microbatches=1).loss, expected)
+
+
+def test_what_a_backward_counts_for_nobody_is_told(caplog):
+    runtime, model, x = stepper(counts_a_function)
+    assert runtime.step(x).loss.item() == pytest.approx(model(x).square().mean().item())
+    assert any("1.seen" in r.getMessage() for r in caplog.records)
