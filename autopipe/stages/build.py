@@ -71,7 +71,7 @@ class _Flow:
         self.home = {**plan.stages_of}
         self.last = plan.n_stages - 1
         self._check_all_placed(capture)
-        self.planned = capture.ops.by_name.keys()
+        self.planned, self.leaves_more = capture.ops.by_name.keys(), capture.leaves_more
         every = distinct_graphs(capture)
         own = (f for forms in capture.own_forms.values() for f in forms if not f.for_sizes)
         planned = {id(f.graph): f.graph for f in own}
@@ -185,7 +185,7 @@ class _Flow:
 
     def blocks(self, stage: StagePlan, nodes: Sequence[fx.Node]) -> list[set[str]]:
         """What runs again together; what no plan knows of joins the last that it takes."""
-        blocks = [set(ops) for ops in stage.recomputed]
+        blocks = [set(ops) for ops in stage.recomputed if not self.leaves_more(ops)]
         place = {node: i for i, node in enumerate(nodes)}
         for node in nodes if blocks else ():
             behind = [v for v in node.all_input_nodes if v in place]

@@ -9,9 +9,10 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 
@@ -261,8 +262,32 @@ class Capture:
     @property
     def one_row(self) -> str:
         """In words, what makes of a single row something else than it is among others; or ""."""
-        variations = (self.variation, *(f.variation for forms in self.own_forms.values() for f in forms))
-        return next((v.mixing.one_row for v in variations if v.mixing.one_row), "")
+        return next((v.mixing.one_row for v in self._variations if v.mixing.one_row), "")
+
+    @property
+    def _variations(self) -> tuple[Variation, ...]:
+        return (self.variation, *(f.variation for forms in self.own_forms.values() for f in forms))
+
+    def leaves_more(self, names: Collection[str]) -> bool:
+        """Whether ops of these ``names`` leave something else in attributes when they run again, as counts.
+
+        Of layers that stay whole. What open code leaves in tensors is taken to be that of any ops; the
+        numbers there are set for each call, and buffers are put back by who runs ops again.
+        """
+        left = {n for v in self._variations for n in v.mixing.by_call if n not in self.ops.parameter}
+        whole = {op.name: f"{op.target}." for op in self.ops.compute if op.kind == "module"} if left else {}
+        modules = dict(self.model.named_modules()) if left else {}
+
+        def is_in_memory(name: str) -> bool:
+            owner, _, attribute = name.rpartition(".")
+            held = getattr(modules.get(owner), attribute, None)
+            return isinstance(held, (np.ndarray, torch.Tensor))
+
+        return any(
+            any(name.startswith(whole[op]) for op in whole.keys() & names)
+            or (is_in_memory(name) and not any(map(name.startswith, whole.values())))
+            for name in left
+        )
 
     def most_microbatches(self, n_rows: int) -> int:
         """Into how many microbatches rows may be cut: none is a single row where that is something else."""

@@ -67,8 +67,10 @@ def make_workers(
             continue
         planned, by_name = plan.stages[stage.index], capture.ops.by_name
         ops = [by_name[name] for name in planned.ops if name in by_name]
-        # parameters that a forward moves would be moved again
-        moves = any(not capture.ops.parameter[n].is_buffer for op in ops for n in op.mutated_buffers)
+        # parameters that a forward moves would be moved again, and what it counts counted
+        moves = capture.leaves_more({op.name for op in ops}) or any(
+            not capture.ops.parameter[n].is_buffer for op in ops for n in op.mutated_buffers
+        )
         manner = Manner(
             loss=loss,
             forward_context=autocast_context(autocast, device),

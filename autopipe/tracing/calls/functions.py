@@ -331,8 +331,14 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
+def _looked_at(tensor: torch.Tensor) -> torch.Tensor:
+    """What is compared of a tensor's content: of a large one, elements all over it."""
+    held = tensor.detach()
+    return held if held.numel() <= _LOOKED_AT else held.flatten()[:: 1 + held.numel() // _LOOKED_AT]
+
+
 _LOOKED_AT = 1 << 16
-"""Of tensors with at most so many elements the content may be compared."""
+"""Of a tensor's elements about so many are compared at the most."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -348,11 +354,16 @@ class Versions:
     ) -> Versions:
         """``is_held`` tells of which tensors the content is looked at too: some kernels write unsaid."""
         copies = [
-            (t, t.detach().clone())
+            (t, _looked_at(t).clone())
             for t in named.values()
-            if is_held(t) and not t.is_meta and t.layout is torch.strided and t.numel() <= _LOOKED_AT
+            if is_held(t) and not t.is_meta and t.layout is torch.strided
         ]
         return cls(tuple([(n, t, _version(t), _storage(t)) for n, t in named.items()]), tuple(copies))
+
+    @classmethod
+    def of_buffers(cls, named: dict[Any, torch.Tensor]) -> Versions:
+        """Of buffers, whose content is looked at: code writes by ``data`` or numpy, which nothing counts."""
+        return cls.of(named, lambda buffer: True)
 
     @property
     def storages(self) -> frozenset[int]:
@@ -365,7 +376,7 @@ class Versions:
 
     def written(self) -> list[torch.Tensor]:
         """Those written to since, or laid elsewhere."""
-        changed = {id(t) for t, before in self.copies if not are_equal_tensors(t, before)}
+        changed = self._changed_unsaid()
         return [
             t
             for _, t, version, lay in self.entries
@@ -379,11 +390,17 @@ class Versions:
         """
         now = dict(buffers_in(module, path)) if self.entries else {}
         owners = dict(modules_in(module, path)) if self.entries else {}
+        unsaid = self._changed_unsaid()
         for name, tensor, version, _ in self.entries:
             owner = owners[name.rpartition(".")[0]]
             tracks = training and owner.training and getattr(owner, "track_running_stats", False)
-            if now.get(name) is not tensor or _version(tensor) != version or tracks:
+            is_written = _version(tensor) != version or id(tensor) in unsaid
+            if now.get(name) is not tensor or is_written or tracks:
                 yield name, tensor
+
+    def _changed_unsaid(self) -> set[int]:
+        """Ids of those that hold something else, as what is written by ``data`` or numpy does."""
+        return {id(t) for t, before in self.copies if not are_equal_tensors(_looked_at(t), before)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

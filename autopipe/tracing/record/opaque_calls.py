@@ -199,7 +199,9 @@ class OpaqueCalls:
 
         modules = [(self.at.modules[id(v)], v) for v in held if isinstance(v, nn.Module)]
         with self.at.hushed:
-            buffers = [(p, m, functions.Versions.of(dict(m.named_buffers(prefix=p)))) for p, m in modules]
+            buffers = [
+                (p, m, functions.Versions.of_buffers(dict(m.named_buffers(prefix=p)))) for p, m in modules
+            ]
         call.depends = self.ledger.depends(call) | Depends.STATE
         call.depends |= self._depend(held)
         try:
@@ -292,7 +294,7 @@ class OpaqueCalls:
             return getattr(type(module), name)(module, *args, **kwargs)
         encoded, actual = self.ledger.encode_call(args, kwargs)
         with self.at.hushed:
-            buffers = functions.Versions.of(dict(module.named_buffers(prefix=path)))
+            buffers = functions.Versions.of_buffers(dict(module.named_buffers(prefix=path)))
         try:
             method = standins.KeptMethod(module, name)
             call = Call(

@@ -328,7 +328,8 @@ class Recorder(TorchFunctionMode):
         weights = [p for m in inside for p in m._parameters.values() if p is not None]
         self._note_state(call, weights, inside)
         has_buffers = any(m._buffers for m in inside)
-        buffers = functions.Versions.of(dict(buffers_in(module, path)) if has_buffers else {})
+        with self.at.hushed:
+            buffers = functions.Versions.of_buffers(dict(buffers_in(module, path)) if has_buffers else {})
         compiled = any(map(is_compiled, inside))
         run = functools.partial(type(module).__call__, module) if compiled else original
         gave: list[Any] = []
@@ -380,7 +381,8 @@ class Recorder(TorchFunctionMode):
 
     def changed(self, before: functions.Versions, module: nn.Module, path: str) -> tuple[str, ...]:
         """The buffers of ``module`` that are not as they were."""
-        found = before.changed(module, path, self.training)
+        with self.at.hushed:
+            found = [*before.changed(module, path, self.training)]
         return tuple(dict.fromkeys(self.ledger.names.get(id(b), n) for n, b in found))
 
     @contextlib.contextmanager

@@ -154,3 +154,62 @@ def test_a_buffer_that_own_code_writes_on_another_rank_is_told_as_stale():
     pipe, _, _, _ = made(lambda: Keeping(adds_in_place))
     homes = absent(pipe.graph, pipe.stages[1:], pipe.stages)
     assert "total" in {home.name for home in homes}
+
+
+class Leaves(nn.Module):
+    """Leaves something for its next call each time that it runs, other than by writing to a buffer itself."""
+
+    def __init__(self, does):
+        super().__init__()
+        self.does, self.count, self.held = does, 1.0, torch.ones(6, dtype=torch.float64)
+        self.register_buffer("slow", torch.ones(6, dtype=torch.float64))
+        self.view, self.array = self.slow[:3], self.slow.numpy()
+
+    def forward(self, h):
+        out = h * self.slow.clone() * self.held.clone() * self.count
+        self.does(self)
+        return out
+
+
+def counts(self):
+    self.count *= 1.25
+
+
+def into_data(self):
+    self.slow.data.mul_(1.25)
+
+
+def into_an_array(self):
+    self.slow.numpy()[:] *= 1.25
+
+
+def into_data_of_an_attribute(self):
+    self.held.data.mul_(1.25)
+
+
+def into_a_view(self):
+    self.view.mul_(1.25)
+
+
+def into_an_array_kept(self):
+    self.array *= 1.25
+
+
+@pytest.mark.parametrize(
+    "does", [counts, into_data, into_an_array, into_data_of_an_attribute, into_a_view, into_an_array_kept]
+)
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "open"])
+def test_what_a_layer_leaves_unsaid_it_leaves_once_where_stages_run_again(does, is_whole):
+    def make():
+        return nn.Sequential(nn.Linear(4, 6), Leaves(does), nn.Linear(6, 6), nn.Linear(6, 6))
+
+    pipe, model, plain, x = made(make, recompute="always", closed=["1"] if is_whole else ())
+    plain[1].view, plain[1].array = plain[1].slow[:3], plain[1].slow.numpy()  # of its own copy
+    runtime = pipe.runtime(loss_fn=square)
+    for _ in range(2):
+        model.zero_grad()
+        plain.zero_grad()
+        expected = square(plain(x), None)
+        expected.backward()
+        check(model, plain, runtime.step(x, n_microbatches=1).loss, expected)
+        assert model[1].count == plain[1].count
