@@ -68,7 +68,7 @@ class Runner:
         self._weighed: tuple[Any, Tensor] = None, torch.empty(0, device="cpu")
         self._agreed: AutopipeError | None = None
         self._nonfinite: StepError | None = None
-        self._unstepped = Unstepped()
+        self._unstepped, self._was_loaded = Unstepped(), False
 
     # -- calls --------------------------------------------------------------------------------------
 
@@ -231,6 +231,7 @@ class Runner:
         if request.grad and not self._is_accumulating:
             self._check_as_trained()
         taken = engine.intake.take(request)
+        self._was_loaded = engine.was_loaded
         if request.grad and not engine.was_wrapped and (engine.was_loaded or is_due(engine.n_steps)):
             engine.follow_parameters()
         batch = taken.batch
@@ -404,7 +405,7 @@ class Runner:
             traits |= Traits.AVERAGES
         if self._nonfinite is not None and self._may_hold():
             traits |= Traits.HOLDS
-        if self._unstepped.was_changed:
+        if self._unstepped.was_changed and not self._was_loaded:
             traits |= Traits.STEPPED
         return traits
 

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import logging
 import math
 import pathlib
 import pickle
@@ -804,6 +805,34 @@ def hooks_that_move():
     pair.agrees(x, y)
 
 
+@contextlib.contextmanager
+def heard():
+    """Within it, what the library logs."""
+    told, handler, logger = [], logging.Handler(), logging.getLogger("autopipe")
+    handler.emit = lambda record: told.append(record.getMessage())
+    logger.addHandler(handler)
+    yield told
+    logger.removeHandler(handler)
+
+
+def skipped_steps():
+    """An optimizer that is stepped on one rank alone is told of on the other, and loaded weights are not."""
+    pair = Pair()
+    x, y = batch()
+    optimizer = torch.optim.SGD(pair.rt.parameters(), 0.1)
+    for way in ("both", "loaded", "one"):
+        pair.rt.step(x, target=y)
+        if way == "loaded" and rank() == 0:
+            pair.model[0].load_state_dict(pair.plain[0].state_dict())
+        if way == "both" or (way == "one" and rank() == 0):
+            optimizer.step()
+        optimizer.zero_grad()
+        with heard() as told:
+            pair.rt.step(x, target=y)
+        is_left = way == "one" and rank() > 0
+        assert sum("as by an optimizer" in text for text in told) == is_left, (way, told)
+
+
 def loads():
     """Weights loaded between steps on every rank are trained on; on one rank alone they end the next step."""
     pair = Pair()
@@ -860,7 +889,7 @@ def groups():
 CHECKED = (
     modes, batches, targets, losses, interrupted, calls, unlike, fed, fed_anew, optimizers, optimizers_of_all,
     hooks, hooks_on_ties, ties_of_two_runtimes, frozen_ties, weights_of_the_loss, thawed_weights_of_the_loss,
-    norms_without_weights, hooks_under_wraps, hooks_that_move, loads, several, groups,
+    norms_without_weights, hooks_under_wraps, hooks_that_move, skipped_steps, loads, several, groups,
 )  # fmt: skip
 CHECKS = {f.__name__: f for f in CHECKED}
 
