@@ -123,6 +123,22 @@ def by_number(x: Tensor) -> Tensor:
     return x.where((x > 0.5) & (x.roll(1, 0) > 0.5), x / 2) if len(x) > 3 else x
 
 
+def turned(x: Tensor) -> Tensor:
+    return x * (LIMIT / x.t().square().sum(1)).clamp(max=1)
+
+
+def in_sums(x: Tensor) -> Tensor:
+    return x * (LIMIT / torch.einsum("nd,nd->d", x, x)).clamp(max=1)
+
+
+def in_products(x: Tensor) -> Tensor:
+    return x * (LIMIT / (x.t().square() @ torch.ones(len(x), len(x)))).clamp(max=1).t()
+
+
+def ahead(x: Tensor) -> Tensor:
+    return x * (LIMIT / (x.square().logcumsumexp(0).exp() - 7)).clamp(0, 1)
+
+
 @torch.jit.script
 def scripted(x: Tensor) -> Tensor:
     return x * (4.0 / x.norm()).clamp(max=1.0)
@@ -134,7 +150,7 @@ def scripted(x: Tensor) -> Tensor:
         (lambda x: x.relu(), False),
         (lambda x: x.softmax(1), False),
         (lambda x: x.where(x < LIMIT, x / 2), False),
-        (lambda x: torch.cat([*x.relu().chunk(2, 1), x * torch.ones(4)], 1)[:, :4], False),
+        (lambda x: torch.cat([x.relu().chunk(2, 1)[0], x * torch.ones(4)], 1)[:, :4], False),
         (lambda x: x[:20], True),
         (lambda x: x * x.isfinite(), True),
         (lambda x: x.cumsum(1), True),
@@ -146,6 +162,12 @@ def scripted(x: Tensor) -> Tensor:
         (limited, True),
         (kept_below, True),
         (by_number, True),
+        (turned, True),
+        (in_sums, True),
+        (in_products, True),
+        (ahead, True),
+        (lambda x: x.t().relu().t(), False),
+        (lambda x: torch.cat([x.repeat(1, 2)[:, :4], x.repeat(1, 2)[:, 4:]], 1)[:, :4], False),
         (lambda x: scripted(x), True),
         (lambda x: scripted(x).relu() - scripted(x).neg().relu(), True),
     ],
@@ -167,4 +189,4 @@ def test_more_of_each_row_alone_are_asked_where_data_or_their_number_may_tell(
     assert "ab" * 4 in seen
     assert ("b" * 8 in seen) is is_asked
     assert not (found.always and not is_asked)
-    assert found.always or does not in (clamped, limited, kept_below, by_number)
+    assert found.always or does not in (clamped, limited, kept_below, by_number, turned, in_sums, in_products)

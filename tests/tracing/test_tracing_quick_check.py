@@ -341,6 +341,9 @@ def test_nothing_is_compiled_within_a_context_from_when_it_is_entered():
         runs.clear()
         with eager():
             compiled(x)
+            with eager():
+                compiled(x)
+            compiled(x)
         assert not runs
         with pytest.raises(ZeroDivisionError), eager():
             1 / 0  # noqa: B018

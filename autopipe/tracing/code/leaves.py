@@ -163,12 +163,12 @@ def eager() -> Iterator[None]:
     they cannot be compiled for is no warning; what is met while somebody watches is compiled later on.
 
     torch's own context holds from when it is made, entered or not; this one from when it is entered. A
-    ``torch.cond`` is the branch that it takes.
+    ``torch.cond`` is the branch that it takes. Within another it does nothing: each run would take longer.
     """
-    if DYNAMO not in sys.modules:
+    home, name = COND
+    if DYNAMO not in sys.modules or getattr(home, name) is _branch:
         yield
         return
-    home, name = COND
     compiled = getattr(home, name)
     with torch.compiler.set_stance("force_eager"):
         setattr(home, name, _branch)

@@ -102,6 +102,7 @@ class Referee:
         self.has_idle_draws = self.did_as_recorded = False
         self._knows_gradients = False
 
+    @eager()
     def fault(self) -> Fault | None:
         """The first difference in either mode; None where there is none."""
         with warnings.catch_warnings():

@@ -51,6 +51,12 @@ _FACTORS = (64.0, -64.0, 1 / 64)
 """What floating-point values are taken times, so that code which compares them may find otherwise."""
 _RANKING = frozenset({"argsort", "bincount", "cumsum", "sort", "topk"})
 """Functions by which code finds how many there are of a kind, and which come first."""
+_CUMULATIVE = frozenset({"cummax", "cummin", "cumprod", "logcumsumexp"})
+"""Functions that make of each place what others ahead of it have a say in; ranks are made by one more."""
+_PRODUCTS = frozenset({
+    "addmm", "baddbmm", "bmm", "dot", "einsum", "linear", "matmul", "mm", "mv", "rmatmul", "tensordot"
+})  # fmt: skip
+"""Functions that add up what lies along an axis of what they are given."""
 _SIZES = frozenset({"device", "dim", "dtype", "ndim", "numel", "requires_grad", "shape", "size"})
 """What gives no tensor, and goes by none's data."""
 _MISSING = frozenset({
@@ -341,11 +347,11 @@ class _Noted(Numbers):
     """Notes that values of a tensor are read, where as truths, that they are counted, ordered or left out,
     and where a tensor is to be cut that ends before it: ``beyond``, by that place and the size.
 
-    It ``goes_by_data`` where any of that is so, or where a tensor is of no function that was seen, nor one of
-    those ``known``. It ``gathers`` where something without rows is made of all of ``n_rows``, and makes
-    ``totals`` where that is a number. What is ``done`` does not go by data, or is None. Of the ``held``
-    tables it notes those of which code takes places, and of which it takes one for each of ``n_rows`` in
-    turn, those of whole numbers."""
+    It ``goes_by_data`` where any of that is so, where something may be a total of rows along any axis, or
+    where a tensor is of no function that was seen, nor one of those ``known``. It ``gathers`` where something
+    without rows is made of all of ``n_rows``, and makes ``totals`` where that is a number. What is ``done``
+    does not go by data, or is None. Of the ``held`` tables it notes those of which code takes places, and of
+    which it takes one for each of ``n_rows`` in turn, those of whole numbers."""
 
     def __init__(
         self,
@@ -396,7 +402,7 @@ class _Noted(Numbers):
         has_read |= _is_whole_number(result) and any(map(_is_counted, tensors((args, kwargs))))
         self.has_read = self.has_read or has_read
         self.goes_by_data = self.goes_by_data or bool(has_read or beyond or known.ranks or known.skips)
-        self.goes_by_data = self.goes_by_data or not self.are_seen((args, kwargs))
+        self.goes_by_data |= not self.are_seen((args, kwargs)) or self._may_total(name, args, result)
         self._known.update((id(t), t) for t in tensors(result))
         if gathered:
             is_total = all(map(is_number, gathered))
@@ -417,6 +423,20 @@ class _Noted(Numbers):
         is_seen = all(id(t) in self._known for t in held)
         self._known.update((id(t), t) for t in held)
         return is_seen
+
+    def _may_total(self, name: str, args: Any, result: Any) -> bool:
+        """Whether what a function makes may be of several rows, wherever they lie: it has fewer such axes.
+
+        Not so of one that takes places.
+        """
+        given = next(iter(tensors(args[:2])), None)
+        n, made = self._n_rows, tensors(result)
+        if given is None or not n or n not in given.shape or not given.is_floating_point():
+            return False
+        if name in _CUMULATIVE or (name.strip("_") in _PRODUCTS and given.shape[-1] == n):
+            return True
+        is_pick, n_axes = name in CUTS or name in PICKS, given.shape.count(n)
+        return not is_pick and any(t.numel() < given.numel() and t.shape.count(n) < n_axes for t in made)
 
     def let_go(self) -> None:
         """Hold none of the tensors that were seen."""

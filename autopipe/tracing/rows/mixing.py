@@ -26,6 +26,7 @@ from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.labels import can_be_counted, label_options
+from ..code.leaves import eager
 from ..code.own_code import OwnCode
 from ..sizes.rerun import replay
 from ..sizes.trials import first_line
@@ -60,6 +61,7 @@ _Told = tuple[nn.Module, Recording, Mapping[str, Tensor], Dim, torch.device, Cal
 
 
 @torch.no_grad()
+@eager()
 def mixing(
     code: OwnCode,
     forms: Mapping[bool, Recording],

@@ -19,6 +19,7 @@ from ...graph import Dim
 from ...units import Size, size_at
 from ..calls.call import Call, Guard, Recording
 from ..calls.functions import SIZES, tensors
+from ..code.leaves import eager
 from ..inputs.arguments import Inputs
 from ..inputs.packing import packings
 from . import dims as sizing
@@ -31,6 +32,7 @@ from .variation import Check, Fixed, Variation
 __all__ = ["confirm", "explore", "is_narrowed", "taken_against_checks", "taken_beside"]
 
 
+@eager()
 def explore(explorer: Explorer, known: Variation | None) -> Variation:
     """Try each input size at another value, alone and then all together, and fit what is seen.
 
