@@ -28,7 +28,7 @@ from ..inputs.structure import flatten
 from .callees import nodes
 from .restart import Statement
 
-__all__ = ["KeptStatement", "around", "rewritten", "running"]
+__all__ = ["KeptStatement", "around", "definition", "rewritten", "running"]
 
 _BODIES = ("body", "orelse", "finalbody")
 _LOOPS = (ast.For, ast.While)
@@ -204,7 +204,7 @@ def _around_another(
 def _written(module: nn.Module) -> tuple[types.FunctionType | None, ast.FunctionDef | None]:
     """The forward of a module's class within its decorators, and what it was made of, where that is there."""
     function = next(reversed(_layers(module)), None)
-    return function, None if function is None else _definition(function.__code__)
+    return function, None if function is None else definition(function.__code__)
 
 
 def _is_of(code: types.CodeType, definition: ast.FunctionDef, function: Any) -> bool:
@@ -214,7 +214,7 @@ def _is_of(code: types.CodeType, definition: ast.FunctionDef, function: Any) -> 
 
 
 @functools.lru_cache(maxsize=1 << 8)
-def _definition(code: types.CodeType) -> ast.FunctionDef | None:
+def definition(code: types.CodeType) -> ast.FunctionDef | None:
     """What the code of a function was made of, where that is there to read."""
     for node in nodes(code.co_filename):
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
@@ -311,6 +311,7 @@ class _Part:
         own, everything = _Names(statement), _Names(*whole.body)
         is_again = any(isinstance(s, _LOOPS) for s in _around(whole.body, statement))
         outside = {n for n, times in everything.read.items() if is_again or times > own.read[n]}
+        self.statement = statement
         self.line, self.column, self.used = statement.lineno, statement.col_offset, outside & names
         self.sets = tuple(n for n in own.sets if n in self.used)
         self.reads = tuple(sorted(names & {*own.read, *self.sets}))

@@ -24,6 +24,7 @@ from ..calls.call import UNSAFE, Call, Depends
 from ..calls.named import Setter
 from ..calls.streams import Stream
 from ..code import checks, standins
+from ..code.may_write import may_write
 from ..code.position import Position
 from ..code.restart import CloseModule, KeepFunction, OpenLeaf, Statement
 from ..code.statements import KeptStatement
@@ -106,6 +107,7 @@ class OpaqueCalls:
         call = Call("call_function", run, *encoded, path=self.at.path)
         call.hint = functions.plain_name(call)
         call.source, call.depends = self.at.source(), self.ledger.depends(call)
+        call.writes = frozenset().union(*map(functions.storages, may_write(run, *actual)))
         with self.foreign.to(_parameters((actual, held))) as foreign:
             result = self._perform(call, run, actual)
         self._check_foreign(call, foreign)

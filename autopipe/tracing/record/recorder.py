@@ -514,7 +514,7 @@ class Recorder(TorchFunctionMode):
         if unsaid := self.handed_inside.written():
             written += (t for t in functions.tensors(actual) if unsaid & functions.storages(t))
         call.reads = before.storages
-        call.writes = before.left.union(*(functions.storages(t) for t in written))
+        call.writes = call.writes.union(before.left, *(functions.storages(t) for t in written))
         self.ledger.overwrite(call)
         return self.ledger.adopt_result(self.ledger.add(call), result, {id(t) for t in written})
 
