@@ -107,7 +107,7 @@ class OpaqueCalls:
         call = Call("call_function", run, *encoded, path=self.at.path)
         call.hint = functions.plain_name(call)
         call.source, call.depends = self.at.source(), self.ledger.depends(call)
-        call.writes = frozenset().union(*map(functions.storages, may_write(run, *actual)))
+        call.writes = self._may_write(run, actual)
         with self.foreign.to(_parameters((actual, held))) as foreign:
             result = self._perform(call, run, actual)
         self._check_foreign(call, foreign)
@@ -188,6 +188,7 @@ class OpaqueCalls:
         encoded, actual = self.ledger.encode_call(args, kwargs)
         call = Call("call_function", function, *encoded, hint=function.__name__, path=path)
         call.source = self.at.source()
+        call.writes = self._may_write(run, actual)
 
         def first(*args: Any, **kwargs: Any) -> Any:
             with self.performer.inside_leaf(path, False):
@@ -213,6 +214,10 @@ class OpaqueCalls:
             raise CloseModule(path, f"{shown} cannot stay whole alone: {error}") from error
         call.mutated = tuple(n for p, m, b in buffers for n in self.performer.changed(b, m, p))
         return result
+
+    def _may_write(self, run: Any, actual: Any) -> frozenset[int]:
+        """The memory of arguments that code may write to, whether or not it does so on the example."""
+        return frozenset[int]().union(*map(functions.storages, may_write(run, *actual)))
 
     def _depend(self, held: Sequence[Any]) -> int:
         """What the tensors among what is held depend on."""
