@@ -71,8 +71,8 @@ class PipelineModule(nn.Module):
             return self.runtime.evaluate(*args, **kwargs).loss
         if not self.training:
             return self._made(self.runtime.evaluate(*args, **kwargs).loss, None)
-        trained = (*self.parameters(), *(p for _, p in self.runtime.engine.stepped()))
-        parameters = [p for p in {id(p): p for p in trained}.values() if p.requires_grad]
+        trained = {id(p): p for _, p in self.runtime.engine.stepped()}  # others after rebalance()
+        parameters = [p for p in trained.values() if p.requires_grad]
         inputs, own, (args, kwargs) = _cut_off((args, kwargs))
         made: list[Tensor | None] = []
         with set_aside(parameters, made):

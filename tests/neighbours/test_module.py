@@ -2,9 +2,11 @@
 
 import copy
 import functools
+import pathlib
 
 import pytest
 import torch
+from processes import run_ranks
 from torch import nn
 
 import autopipe
@@ -103,6 +105,25 @@ def test_no_hook_is_called_before_backward():
     assert len(seen) == len([*module.parameters()])
 
 
+@pytest.mark.parametrize("prepare", [lambda module: None, clip_each])
+def test_gradients_that_are_there_are_added_to_in_place(prepare):
+    """As a backward does, also of views of one buffer."""
+    found = []
+    for is_piped in (True, False):
+        loss_of, module, _ = made(is_piped)
+        prepare(module)
+        parameters = [*module.parameters()]
+        buffer = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
+        views = buffer.split([p.numel() for p in parameters])
+        for parameter, view in zip(parameters, views, strict=True):
+            parameter.grad = view.view_as(parameter)
+        for i in range(2):
+            loss_of(*batch(i)).backward()
+        found.append(buffer)
+    assert torch.allclose(*found, rtol=1e-10, atol=1e-12)
+    assert found[1].any()
+
+
 def test_in_evaluation_mode_backward_says_what_to_do():
     loss_of, module, _ = made(True)
     module.eval()
@@ -119,3 +140,9 @@ def test_parameters_are_in_the_models_order():
     assert [name for name, _ in PipelineModule(runtime).named_parameters()] == names
     for ours, model in zip(runtime.parameters(), pipe.model.parameters(), strict=True):
         assert ours is model
+
+
+@pytest.mark.timeout(120)
+def test_on_two_ranks():
+    script = pathlib.Path(__file__).with_name("module_ranks.py")
+    run_ranks(script, 2, "rebalanced", "hooked_on_one", timeout_s=100)

@@ -19,6 +19,9 @@ from ...errors import StepError
 
 __all__ = ["OwnHook", "add", "is_hooked", "n_hooks", "n_hooks_after", "once_a_step", "set_aside"]
 
+_aside: list[dict[int, int]] = []
+"""How many hooks of parameters, by id, each context keeps back that is under way."""
+
 
 class OwnHook(functools.partial[None]):
     """A hook that a runtime has on a gradient for what comes between steps: in steps it does nothing.
@@ -47,8 +50,13 @@ def once_a_step(parameters: Sequence[nn.Parameter], place: Callable[[nn.Paramete
 
 @contextlib.contextmanager
 def set_aside(parameters: Sequence[nn.Parameter], made: list[Tensor | None]) -> Iterator[None]:
-    """Within it parameters have no gradients and no hooks; ``made`` gets what it left, if it ends well."""
+    """Within it parameters have no gradients, and hooks that are counted and not called.
+
+    ``made`` gets the gradients that it left, if it ends well.
+    """
     kept = [(p, p.grad, [(on, dict(on)) for on in _hooks(p)]) for p in parameters]
+    told = {id(p): _n_living(p) for p in parameters}
+    _aside.append(told)
     for parameter, _, hooks in kept:
         parameter.grad = None
         for living, _ in hooks:
@@ -57,6 +65,7 @@ def set_aside(parameters: Sequence[nn.Parameter], made: list[Tensor | None]) -> 
         yield
         made.extend(parameter.grad for parameter in parameters)
     finally:
+        _aside.remove(told)
         for parameter, before, hooks in kept:
             parameter.grad = before
             for living, held in hooks:
@@ -65,11 +74,20 @@ def set_aside(parameters: Sequence[nn.Parameter], made: list[Tensor | None]) -> 
 
 @torch.no_grad()
 def add(parameter: nn.Parameter, gradient: Tensor) -> None:
-    """Add to a parameter's gradient, and call the user's hooks, as a backward that made this would."""
+    """Add to a parameter's gradient, and call the user's hooks, as a backward that made this would.
+
+    In place, as of views of one buffer for all, but where a sparse gradient cannot hold the sum.
+    """
     for hook in list((parameter._backward_hooks or {}).values()):
         changed = hook(gradient)
         gradient = gradient if changed is None else changed
-    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+    before = parameter.grad
+    if before is None:
+        parameter.grad = gradient
+    elif before.is_sparse and not gradient.is_sparse:
+        parameter.grad = gradient + before
+    else:
+        before.add_(gradient)
     for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
         if not isinstance(hook, OwnHook):
             hook(parameter)
@@ -81,14 +99,18 @@ def is_hooked(parameter: nn.Parameter) -> bool:
 
 
 def n_hooks(parameter: nn.Parameter) -> int:
-    """How many hooks of the user's a parameter has on its gradient."""
-    return len(parameter._backward_hooks or ()) + n_hooks_after(parameter)
+    """How many hooks of the user's a parameter has on its gradient, those set aside too."""
+    return _n_living(parameter) + sum(told.get(id(parameter), 0) for told in _aside)
 
 
 def n_hooks_after(tensor: Tensor) -> int:
     """How many hooks it has that are to know when its gradient was added to."""
     hooks = (tensor._post_accumulate_grad_hooks or {}).values()
     return sum(not isinstance(hook, OwnHook) for hook in hooks)
+
+
+def _n_living(parameter: nn.Parameter) -> int:
+    return len(parameter._backward_hooks or ()) + n_hooks_after(parameter)
 
 
 def _hooks(parameter: nn.Parameter) -> list[dict[Any, Callable[..., Any]]]:
