@@ -201,6 +201,7 @@ class Cutter:
         if isinstance(by, Report) and costs is not None and by.n_steps:
             costs = as_measured(costs, engine.plan, by.stages)
         stages = build(engine.capture, plan)
+        engine.written.check()
         if engine.peers is not None:
             move_weights(engine, engine.peers, stages, optimizers)
         engine.recut(plan, stages)

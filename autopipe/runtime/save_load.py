@@ -276,7 +276,7 @@ class Checkpoints:
         with torch.no_grad(), agreement.agreed(path, "some weights may have been read", restoring.undo):
             distinct = {id(tensor): (found[name], tensor) for name, tensor in wanted.items()}
             checkpoint.read(dict(distinct.values()))
-            engine.written.note()
+            engine.written.note(wanted.values())
         if checkpoint.manifest is not None:
             engine.n_steps, engine.seed = checkpoint.manifest.steps, checkpoint.manifest.seed
             engine.n_forwards = checkpoint.n_forwards

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,13 +63,17 @@ class WrittenAlone:
             for path, module in model.named_modules(remove_duplicate=False)
         }
         self.changes: dict[str, str] = {}
+        self._before: dict[str, tuple[Tensor | None, int]] = {}
         self.note()
 
-    def note(self) -> None:
-        """Take all as it is for what every rank has written alike."""
-        self._before = {p.name: (p.tensor, _version(p.tensor)) for p in self._places if p.tensor is not None}
-        told = (p for p in self._places if self._is_told(p) and p.name in self._before)
-        self._watched = [(p, *self._before[p.name]) for p in told]
+    def note(self, tensors: Iterable[Tensor] | None = None) -> None:
+        """Take all as it is, or ``tensors`` alone, for what every rank has written alike."""
+        told = None if tensors is None else {id(tensor) for tensor in tensors}
+        noted = (p for p in self._places if p.tensor is not None and (told is None or id(p.tensor) in told))
+        before = {} if told is None else self._before
+        self._before = before | {p.name: (p.tensor, _version(p.tensor)) for p in noted}
+        watched = (p for p in self._places if self._is_told(p) and p.name in self._before)
+        self._watched = [(p, *self._before[p.name]) for p in watched]
 
     def _is_told(self, place: _Place) -> bool:
         """Whether a write here alone would be wrong; what trains on several ranks is compared as it is."""

@@ -18,9 +18,10 @@ class Layer(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4)
         self.register_buffer("gain", torch.ones(4))
+        self.register_buffer("shift", torch.zeros(4), persistent=False)
 
     def forward(self, x):
-        return torch.tanh(self.linear(x)) * self.gain
+        return torch.tanh(self.linear(x)) * self.gain + self.shift
 
 
 class Scaled(nn.Module):
@@ -96,6 +97,7 @@ CALLS = {
     "evaluate": lambda pipe, rt: rt.evaluate(X, target=Y),
     "save": lambda pipe, rt: rt.save(FOLDER / "none"),
     "merge": lambda pipe, rt: pipe.merge(),
+    "rebalance": lambda pipe, rt: rt.rebalance(plan=rt.plan),
 }
 
 
@@ -115,6 +117,21 @@ def on_one():
             write(model)
         torch.testing.assert_close(rt.step(X, target=Y).loss, plain(write))
         pipe.merge()
+
+
+def beside_a_load():
+    """A load puts right what it reads, and tells nothing of what it does not."""
+    model, _, rt = made()
+    rt.save(FOLDER / "before")
+    if dist.get_rank() == 0:
+        gain(model)
+    rt.load(FOLDER / "before")
+    torch.testing.assert_close(rt.step(X, target=Y).loss, plain(lambda model: None))
+    if dist.get_rank() == 0:
+        model.layers[3].shift.add_(1)
+    rt.load(FOLDER / "before")
+    with pytest.raises(InputError, match=r"layers\.3\.shift was written to on rank 0"):
+        rt.step(X, target=Y)
 
 
 def unseen():
@@ -165,7 +182,7 @@ def alike():
         rt.step(X, target=Y)
 
 
-CHECKS = {check.__name__: check for check in (on_one, unseen, by_its_own, alike)}
+CHECKS = {check.__name__: check for check in (on_one, beside_a_load, unseen, by_its_own, alike)}
 
 if __name__ == "__main__":
     rank_checks.run(CHECKS)
