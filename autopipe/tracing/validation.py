@@ -91,7 +91,10 @@ def validated_forms(
         if not dynamic and not referee.by_data <= by_data:  # with sizes free, what goes by them is seen
             by_data |= referee.by_data
             continue
-        is_told, did_so = functools.partial(_is_told, session, made.proofs), referee.did_as_recorded
+        is_told, did_so = (
+            functools.partial(_is_told, session, made.proofs, forms[False]),
+            referee.did_as_recorded,
+        )
         if fault is None and not session.is_evaluated(forms[False], is_told, did_as_recorded=did_so):
             session.distrust_short_cuts()
             continue
@@ -109,14 +112,14 @@ def validated_forms(
             session.close(fault.path, fault.why)
 
 
-def _is_told(session: Session, proofs: Proofs, call: Call) -> bool:
+def _is_told(session: Session, proofs: Proofs, form: Recording, call: Call) -> bool:
     """Whether a call that does on other data in evaluation what was recorded does so on the example too.
 
     It may not if its code names the mode, and goes by what the data hold: no layer does that runs without, if
     it cannot tell such runs from others, and is given no numbers or sizes that hang on data.
     """
     modes, code = session.runs.snapshot.modes_begun.get(False), session.code
-    if not code.may_go_by_mode(call):
+    if not code.may_go_by_mode(call, form):
         return True
     if call.op != "call_module" or modes is None or any(map(_hangs_on_data, call.inputs)):
         return False

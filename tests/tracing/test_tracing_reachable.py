@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -138,6 +139,61 @@ class Telling(Mixing):
         return made
 
 
+class Setting(Mixing):
+    """The same, by Python's own function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        setattr(self, TOLD, True)
+        made = super().forward(x)
+        delattr(self, TOLD)
+        return made
+
+
+class Filling(Mixing):
+    """The same, in the dict of what it has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.__dict__["is_mixing"] = True
+        made = super().forward(x)
+        del self.__dict__["is_mixing"]
+        return made
+
+
+class Patching(Mixing):
+    """The same, by a library that sets it meanwhile."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with mock.patch.object(self, "is_mixing", True):
+            return super().forward(x)
+
+
+class Hooked(Mixing):
+    """The same, by hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_pre_hook(lambda layer, _: setattr(layer, TOLD, True))
+        self.register_forward_hook(lambda layer, *_: delattr(layer, TOLD))
+
+
+TOLD = "_".join(("is", "mixing"))
+
+
+class Around(nn.Module):
+    """Tells a layer to mix as it calls it; a capture sees that."""
+
+    def __init__(self, tell: Callable[[Mixing, bool], None]) -> None:
+        super().__init__()
+        self.first, self.layer, self.tell = nn.Linear(4, 4), Mixing(), tell
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.first(x)
+        self.tell(self.layer, True)
+        x = self.layer(x)
+        self.tell(self.layer, False)
+        return x
+
+
 class Wrapping(nn.Module):
     """Wraps the forward of each class that is derived from it."""
 
@@ -177,6 +233,10 @@ def one_of_two(cls: Any) -> nn.Module:
         (Mixing, False),
         (Wrapped, False),
         (Telling, True),
+        (Setting, True),
+        (Filling, True),
+        (Patching, True),
+        (Hooked, True),
         (lambda: one_of_two(Mixing), True),
         (lambda: one_of_two(Wrapped), True),
     ],
@@ -197,3 +257,10 @@ def test_many_rows_are_mixed_in_training_alone_where_a_layer_is_told_to(
     found = capture(model, (torch.randn(2, 4),), closed=["1"]).variation.mixing
     assert bool(found.training) is is_mixed
     assert modes == ([True, False] if is_mixed else [True])
+
+
+@pytest.mark.parametrize("n_rows", [2, 6])
+def test_what_code_around_a_layer_tells_it_is_known(n_rows: int) -> None:
+    torch.manual_seed(0)
+    model = Around(lambda layer, is_mixing: setattr(layer, "is_mixing", is_mixing))
+    assert capture(model, (torch.randn(n_rows, 4),), closed=["layer"]).variation.mixing.training

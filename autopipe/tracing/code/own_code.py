@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..calls.call import Call
+from ..calls.call import Call, Recording
 from ..calls.functions import REQUIRING
 from ..calls.kinds import is_own_number, own_numbers
 from ..calls.members import modules_in
-from ..calls.named import is_code
+from ..calls.named import Setter, is_code
 from ..inputs.contents import is_filled
 from ..state.global_names import is_foreign
 from .leaves import is_torchs
@@ -38,6 +38,8 @@ _CODE = (
     functools.partialmethod, functools.cached_property,
 )  # fmt: skip
 """What is code, or may be around code that is followed."""
+_SETTING = frozenset({"__dict__", "__setattr__", "delattr", "eval", "exec", "setattr", "vars"})
+"""What sets attributes of any name."""
 _MOST_INSIDE = 64
 """So many numbers are looked at in one list or dict."""
 
@@ -83,12 +85,14 @@ class OwnCode:
         """The names of globals and attributes that those ask for, and of the contexts that they run in."""
         return self._names(call.op == "call_module", call.target)
 
-    def may_go_by_mode(self, call: Call) -> bool:
+    def may_go_by_mode(self, call: Call, form: Recording) -> bool:
         """Whether code that stays whole, forward hooks among it, comes to name the mode, as a text too.
 
-        It does not behind a branch on an attribute of its module's that is False, as whether to checkpoint.
+        It does not behind a branch on an attribute of its module's that is False, as whether to checkpoint,
+        where nothing in the ``form`` sets attributes.
         """
-        return self._by_mode(call.op == "call_module", call.target)
+        is_set = any(isinstance(c.target, Setter) for c in form.calls)
+        return self._by_mode(call.op == "call_module", call.target, is_set)
 
     def may_miss_data(self, call: Call) -> bool:
         """Whether code that stays whole may tell a run without data, in the modes in which it was recorded.
@@ -119,15 +123,18 @@ class OwnCode:
             return is_code(target)
         return not all(is_torchs(m) for _, m in modules_in(self.model.get_submodule(target)))
 
-    def _goes_by_mode(self, is_module: bool, target: Any) -> bool:
+    def _goes_by_mode(self, is_module: bool, target: Any, is_set: bool) -> bool:
         held = [held for held, _ in self._within(is_module, target)]
         functions = [f for f in held if isinstance(f, types.FunctionType)]
-        if any("training" in _constants_in(f.__code__) for f in functions):
+        written = {text for f in functions for text in _texts_in(f.__code__)}
+        if "training" in written:
             return True
         asking = [f for f in functions if "training" in _names_in(f.__code__)]
-        if not (asking and is_module):
+        if not asking or not is_module or is_set:
             return bool(asking)
-        stored = frozenset[str]().union(*(_stored_in(f.__code__) for f in functions))
+        if any(not _SETTING.isdisjoint(_names_in(f.__code__)) for f in functions):
+            return True
+        stored = written.union(*(_stored_in(f.__code__) for f in functions))
         inside = [m for _, m in modules_in(self.model.get_submodule(target))]
         owners = ([m for m in inside if is_method(f, type(m))] for f in asking)
         return any("training" in names_reached(*pair, stored) for pair in zip(asking, owners, strict=True))
@@ -191,6 +198,12 @@ def _constants_in(code: types.CodeType) -> tuple[Any, ...]:
     """What is written in code, that within it as well."""
     inner = (_constants_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
     return (*code.co_consts, *itertools.chain(*inner))
+
+
+def _texts_in(code: types.CodeType) -> Iterator[str]:
+    """The texts among what is written in code, names of arguments that it gives among them."""
+    for held in _constants_in(code):
+        yield from (each for each in (held if isinstance(held, tuple) else (held,)) if isinstance(each, str))
 
 
 @functools.lru_cache(maxsize=1 << 12)

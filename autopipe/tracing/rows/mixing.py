@@ -428,7 +428,7 @@ def _in_training(
         # two rows do not show what code does of more of them
         limits = {*thresholds(form.code, form.form, 2, ran)}
         limits |= {c for c in form.form.calls if form.code.is_own(c) and exact_numbers(form.code, c, ran)}
-        return any(map(form.code.may_go_by_mode, limits))
+        return any(form.code.may_go_by_mode(call, form.form) for call in limits)
 
     is_limited = has_limits()  # of all code: none has run
     with ran if is_limited else contextlib.nullcontext():
