@@ -8,6 +8,7 @@ That its calls then belong together is left to ``opgraph``; methods by which cod
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -20,6 +21,7 @@ import torch
 from torch import nn
 
 from ...torch_private import dict_version
+from ..inputs.held_numbers import content_of
 from ..state.global_names import codes_in
 from ..state.loads import attributes_loaded
 from ..state.quick_check import are_same
@@ -177,9 +179,12 @@ def tell_left(model: nn.Module, names: Sequence[str]) -> None:
 
 def _content(value: Any) -> Any:
     kind = type(value)  # an object may say at length what class it is of
-    if issubclass(kind, (list, dict)):
+    if issubclass(kind, (list, dict, collections.deque)):
         return [*(value.values() if issubclass(kind, dict) else value)]
-    return len(value) if issubclass(kind, set) else ()
+    if issubclass(kind, set):
+        return len(value)
+    held = content_of(value)
+    return [*held.values()] if isinstance(held, dict) else ()
 
 
 def _is_same(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:

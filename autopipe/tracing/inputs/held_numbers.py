@@ -22,6 +22,7 @@ from .free_numbers import FreeInt, FreeNumber, freed, is_number
 __all__ = [
     "HELD",
     "as_floats",
+    "content_of",
     "counted",
     "divided",
     "leave",
@@ -76,7 +77,7 @@ def owner_of(name: str) -> tuple[str, str]:
 
 def names_inside(field: str, value: Any) -> Iterator[str]:
     """What numbers in a dict, list or object that an attribute holds are called behind its module's path."""
-    held = _content(value)
+    held = content_of(value)
     items = enumerate(held) if isinstance(held, list) else (held or {}).items()
     yield from (f"{field}[{k!r}]" for k, v in items if isinstance(k, (str, int)) and is_number(v))
 
@@ -86,10 +87,10 @@ def place_inside(model: nn.Module, name: str) -> tuple[Any, Any]:
     path, field = owner_of(name)
     field, bracket, key = field.partition("[")
     held: Any = vars(model.get_submodule(path))
-    return (_content(held.get(field)), ast.literal_eval(key[:-1])) if bracket else (held, field)
+    return (content_of(held.get(field)), ast.literal_eval(key[:-1])) if bracket else (held, field)
 
 
-def _content(value: Any) -> dict[Any, Any] | list[Any] | None:
+def content_of(value: Any) -> dict[Any, Any] | list[Any] | None:
     """The dict or list that holds what a value does; None of what is a class, a function or torch's."""
     if type(value) in (dict, list):
         held: dict[Any, Any] | list[Any] = value

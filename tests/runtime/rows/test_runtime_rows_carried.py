@@ -1,5 +1,8 @@
 """What one call of a model leaves for the next: queues of keys, running averages, power iterations."""
 
+import collections
+import types
+
 import pytest
 import torch
 from torch import nn
@@ -425,3 +428,47 @@ def test_what_a_backward_counts_for_nobody_is_told(caplog):
     runtime, model, x = stepper(counts_a_function)
     assert runtime.step(x).loss.item() == pytest.approx(model(x).square().mean().item())
     assert any("1.seen" in r.getMessage() for r in caplog.records)
+
+
+class Holding(nn.Module):
+    """Stays whole, and scales by a count of its calls that an object of some kind holds."""
+
+    def __init__(self, held, count):
+        super().__init__()
+        self.held, self.count, self.layer = held, count, nn.Linear(4, 4)
+
+    def forward(self, y):
+        y = self.layer(y)
+        return (y if y.detach().sum().item() < 1e9 else -y) * (1 + 0.1 * self.count(self.held))
+
+
+def in_a_queue(held):
+    held.append(held[-1] + 1)
+    return held[-1]
+
+
+def in_a_counter(held):
+    held["calls"] += 1
+    return held["calls"]
+
+
+def in_an_object(held):
+    held.calls += 1
+    return held.calls
+
+
+@pytest.mark.parametrize(
+    ("held", "count"),
+    [
+        (collections.deque([0], maxlen=2), in_a_queue),
+        (collections.Counter(), in_a_counter),
+        (types.SimpleNamespace(calls=0), in_an_object),
+    ],
+    ids=["queue", "counter", "object"],
+)
+def test_a_count_is_told_of_whatever_holds_it(held, count, caplog):
+    model, x = nn.Sequential(nn.Linear(4, 4), Holding(held, count), nn.Linear(4, 4)), torch.randn(6, 4)
+    pipe = autopipe.split(model, 2, (x,), n_microbatches=3, costs="estimated")
+    pipe.runtime(loss_fn=lambda y, _: y.square().mean()).step(x)
+    told = [r.getMessage() for r in caplog.records]
+    assert any("one call leaves 1 for the next" in t or "changes 1.held[" in t for t in told), told
