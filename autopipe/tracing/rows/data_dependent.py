@@ -11,7 +11,7 @@ import os
 import pathlib
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -51,12 +51,6 @@ _FACTORS = (64.0, -64.0, 1 / 64)
 """What floating-point values are taken times, so that code which compares them may find otherwise."""
 _RANKING = frozenset({"argsort", "bincount", "cumsum", "sort", "topk"})
 """Functions by which code finds how many there are of a kind, and which come first."""
-_CUMULATIVE = frozenset({"cummax", "cummin", "cumprod", "logcumsumexp"})
-"""Functions that make of each place what others ahead of it have a say in; ranks are made by one more."""
-_PRODUCTS = frozenset({
-    "addmm", "baddbmm", "bmm", "dot", "einsum", "linear", "matmul", "mm", "mv", "rmatmul", "tensordot"
-})  # fmt: skip
-"""Functions that add up what lies along an axis of what they are given."""
 _SIZES = frozenset({"device", "dim", "dtype", "ndim", "numel", "requires_grad", "shape", "size"})
 """What gives no tensor, and goes by none's data."""
 _MISSING = frozenset({
@@ -105,9 +99,8 @@ class Watch:
     Attributes
     ----------
     noted: what its code was seen to ask of tensors; None before it has run. found: ids of calls as in
-        :class:`Reading`; reads: as there. goes_by_data: see :class:`_Noted`. may_bend: see :class:`Numbers`;
-        True before it has run. ran: what code ran. alike: which layers did the same. keep: is shown each call
-        with its value, too.
+        :class:`Reading`; reads: as there. may_bend: see :class:`Numbers`; True before it has run. ran: what
+        code ran. alike: which layers did the same. keep: is shown each call with its value, too.
     """
 
     def __init__(self, model: nn.Module, form: Recording, n_rows: int) -> None:
@@ -117,12 +110,9 @@ class Watch:
         own = (call for call in form.calls if id(call) in self._given)
         self.takes_inputs = any(c.depends & Depends.INPUT for call in own for c in call.inputs)
         self._form, self._tables, self._n_rows = form, held_tables(model), n_rows
-        attributes = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor))
-        self._held = [*model.parameters(), *model.buffers(), *attributes]
         self.noted: _Noted | None = None
         self.found: set[int] = set()
-        self.reads = self.goes_by_data = False
-        self.may_bend = True
+        self.reads, self.may_bend = False, True
         self._is_over = False
         self.ran, self.alike = CodeRun(), AlikeLayers(form)
         self.keep: Callable[[Call, Any], None] | None = None
@@ -153,10 +143,6 @@ class Watch:
         found: set[int] = set()
 
         def shown(call: Call, value: Any) -> None:
-            # ahead of the placeholders rows are put there
-            is_seen = noted.are_seen(value) or id(call) not in self._given
-            is_by_data = call.op != "placeholder" and (noted.goes_by_data or not is_seen)
-            self.goes_by_data, noted.goes_by_data = self.goes_by_data or is_by_data, False
             if noted.has_read and id(call) in self._given:
                 self.reads = True
                 found.update(map(id, self._given[id(call)]))
@@ -167,9 +153,8 @@ class Watch:
                 shown_to(call, value)
 
         alike = AlikeLayers(self._form)
-        with _Noted(self._tables, self._n_rows, self.ran, self._held) as noted, self.ran:
+        with _Noted(self._tables, self._n_rows, self.ran) as noted, self.ran:
             result = run("ab", shown)
-        noted.let_go()
         self.noted, self.found, self.may_bend, self.alike = noted, found, noted.may_bend, alike
         return result
 
@@ -347,25 +332,22 @@ class _Noted(Numbers):
     """Notes that values of a tensor are read, where as truths, that they are counted, ordered or left out,
     and where a tensor is to be cut that ends before it: ``beyond``, by that place and the size.
 
-    It ``goes_by_data`` where any of that is so, where something may be a total of rows along any axis, or
-    where a tensor is of no function that was seen, nor one of those ``known``. It ``gathers`` where something
-    without rows is made of all of ``n_rows``, and makes ``totals`` where that is a number. What is ``done``
-    does not go by data, or is None. Of the ``held`` tables it notes those of which code takes places, and of
-    which it takes one for each of ``n_rows`` in turn, those of whole numbers."""
+    It ``gathers`` where something without rows is made of all of ``n_rows``, and makes ``totals`` where that
+    is a number. What is ``done`` does not go by data, or is None. Of the ``held`` tables it notes
+    those of which code takes places, and of which it takes one for each of ``n_rows`` in turn, those of whole
+    numbers."""
 
     def __init__(
         self,
         held: Mapping[int, tuple[str, Tensor]] | None = None,
         n_rows: int = 0,
         ran: CodeRun | None = None,
-        known: Iterable[Tensor] = (),
     ) -> None:
         super().__init__()
-        self._known = {id(t): t for t in known}  # held, else others would come to lie where they did
         self._held, self._n_rows, self._ran = held or {}, n_rows, ran or CodeRun()
         self.tables: dict[str, Tensor] = {}
         self.by_number: dict[str, Tensor] = {}
-        self.has_read = self.ranks = self.skips = self.gathers = self.totals = self.goes_by_data = False
+        self.has_read = self.ranks = self.skips = self.gathers = self.totals = False
         self.beyond: set[tuple[int, int]] = set()
         self.truths: dict[_Place, int] = {}
         self.done: list[Any] | None = []
@@ -401,9 +383,6 @@ class _Noted(Numbers):
         gathered = self._gathered(args, result)
         has_read |= _is_whole_number(result) and any(map(_is_counted, tensors((args, kwargs))))
         self.has_read = self.has_read or has_read
-        self.goes_by_data = self.goes_by_data or bool(has_read or beyond or known.ranks or known.skips)
-        self.goes_by_data |= not self.are_seen((args, kwargs)) or self._may_total(name, args, result)
-        self._known.update((id(t), t) for t in tensors(result))
         if gathered:
             is_total = all(map(is_number, gathered))
             self.gathers, self.totals = self.gathers or not is_total, self.totals or is_total
@@ -416,32 +395,6 @@ class _Noted(Numbers):
             if is_whole and are_by_number(args, kwargs, table, result, self._n_rows):
                 self.by_number[held] = table
         return result
-
-    def are_seen(self, value: Any) -> bool:
-        """Whether all tensors in a value were known or come of a function that was seen; they are, then."""
-        held = tensors(value)
-        is_seen = all(id(t) in self._known for t in held)
-        self._known.update((id(t), t) for t in held)
-        return is_seen
-
-    def _may_total(self, name: str, args: Any, result: Any) -> bool:
-        """Whether what a function makes may be of several rows, wherever they lie: it has fewer such axes.
-
-        Not so of one that takes places.
-        """
-        given = next(iter(tensors(args[:2])), None)
-        n, made = self._n_rows, tensors(result)
-        if given is None or not n or n not in given.shape or not given.is_floating_point():
-            return False
-        if name in _CUMULATIVE or (name.strip("_") in _PRODUCTS and given.shape[-1] == n):
-            return True
-        is_pick, n_axes = name in CUTS or name in PICKS, given.shape.count(n)
-        return not is_pick and any(t.numel() < given.numel() and t.shape.count(n) < n_axes for t in made)
-
-    def let_go(self) -> None:
-        """Hold none of the tensors that were seen."""
-        self._known.clear()
-        self._made.clear()
 
     def _gathered(self, args: Any, result: Any) -> list[Tensor]:
         """What a function makes without rows of what has them, whole or in pieces, along its first axis.

@@ -119,7 +119,7 @@ def _questions(
         yield functools.partial(_of_numbers, results, given, changes=apart), False
     if is_more:
         # what two rows do not come near to, as a largest norm, more of them may pass
-        yield functools.partial(_of_more, asked, watch), False
+        yield functools.partial(_of_more, results, asked.seen, given, dim, shapes, watch), False
     if asks_of_many:
         spread = _gathered(asked)
         for n in _of_unlike_rows(asked, watch, spread):
@@ -398,32 +398,23 @@ def of_other_signs(
     return next(filter(None, (if_told(_of_others, results, r, alone, dim, shapes) for r in one_each)), "")
 
 
-def _of_more(asked: Asked, watch: Watch) -> str:
-    """What mixes rows that come often, or gives others than for a few; ``watch`` looks at a run."""
-    results, few, given, dim, shapes = asked.results, asked.seen, asked.given, asked.dim, asked.shapes
-    many, rows = results(given, True, times=_MANY, watch=watch), "ab" * _MANY
-    if _tells_alone(asked, watch) and not few.among(many.of("ab"), rows, dim, shapes, EQUAL):
-        return ""
+def _of_more(
+    results: Callable[..., Results],
+    few: Results,
+    given: Mapping[str, Tensor],
+    dim: Dim,
+    shapes: _Shapes,
+    watch: Watch,
+) -> str:
+    """What mixes rows that come often, or gives others than for a ``few``; ``watch`` looks at a run."""
+    many = results(given, True, times=_MANY, watch=watch)
 
     def ask(alike: AlikeLayers | None = None) -> str:
-        made = many if alike is None else results(given, True, times=_MANY, alike=alike)
-        return mixed_in(made, dim, shapes)
+        asked = many if alike is None else results(given, True, times=_MANY, alike=alike)
+        return mixed_in(asked, dim, shapes)
 
     mixed = ask() if few.is_noisy else _of_alike_layers(ask, watch)
-    return mixed or few.among(many.of("ab"), rows, dim, shapes, ROUNDED)
-
-
-def _tells_alone(asked: Asked, watch: Watch) -> bool:
-    """Whether two rows that come often give in one run what they do in any, as nothing in it goes by data.
-
-    Nor by what was made of all of them, or by a number that code names: more of one row may bring that where
-    it does otherwise.
-    """
-    if asked.seen.is_noisy or not asked.seen.are_telling:
-        return False
-    noted = watch.noted
-    goes = noted is None or watch.goes_by_data or noted.gathers or noted.may_bend
-    return not goes and not thresholds(asked.code, asked.form, 2, watch.ran)
+    return mixed or few.among(many.of("ab"), "ab" * _MANY, dim, shapes, ROUNDED)
 
 
 def _of_alike_layers(ask: Callable[..., str], watch: Watch) -> str:
