@@ -91,10 +91,8 @@ def validated_forms(
         if not dynamic and not referee.by_data <= by_data:  # with sizes free, what goes by them is seen
             by_data |= referee.by_data
             continue
-        is_told, did_so = (
-            functools.partial(_is_told, session, made.proofs, forms[False]),
-            referee.did_as_recorded,
-        )
+        is_told = functools.partial(_is_told, session, made.proofs, forms[False])
+        did_so = referee.did_as_recorded
         if fault is None and not session.is_evaluated(forms[False], is_told, did_as_recorded=did_so):
             session.distrust_short_cuts()
             continue

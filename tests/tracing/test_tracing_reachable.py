@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from autopipe.tracing import capture
+from autopipe.tracing.code import reachable
 from autopipe.tracing.code.reachable import names_reached
 from autopipe.tracing.rows import mixing
 
@@ -111,6 +113,22 @@ def test_what_lies_behind_a_false_attribute_is_not_reached(name: str) -> None:
 )  # fmt: skip
 def test_all_else_is_reached(name: str) -> None:
     assert "training" in names_reached(vars(Owner)[name], [Owner()], ())
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "is_written"),
+    [
+        ("STORE_FAST", "self", True),
+        ("STORE_FAST_STORE_FAST", ("other", "self"), True),
+        ("STORE_FAST_STORE_FAST", ("other", "another"), False),
+        ("STORE_FAST_LOAD_FAST", ("self", "other"), True),
+        ("STORE_FAST_LOAD_FAST", ("other", "self"), False),
+        ("LOAD_FAST_LOAD_FAST", ("self", "other"), False),
+    ],
+)
+def test_a_step_that_changes_two_variables_changes_either(name: str, held: Any, is_written: bool) -> None:
+    step: Any = types.SimpleNamespace(opname=name, argval=held)
+    assert reachable._is_written(step, "self") is is_written
 
 
 class Mixing(nn.Module):

@@ -29,7 +29,7 @@ def names_reached(function: types.FunctionType, owners: Sequence[Any], stored: C
     variable; of functions within it all are.
     """
     code = function.__code__
-    steps = [step for step in dis.get_instructions(code) if step.opname not in _BESIDE]
+    steps = [step for step in dis.get_instructions(code) if not _is_beside(step)]
     own = code.co_varnames[0] if code.co_argcount else ""
     is_plain = not code.co_exceptiontable and not any(_is_written(step, own) for step in steps)
     if not (own and owners and is_plain and all(is_method(function, type(each)) for each in owners)):
@@ -87,8 +87,15 @@ def _jumps(step: dis.Instruction) -> bool:
     return step.opcode in dis.hasjrel or step.opcode in dis.hasjabs
 
 
+def _is_beside(step: dis.Instruction) -> bool:
+    return step.opname in _BESIDE or (step.opname == "COPY" and step.arg == 1)
+
+
 def _is_written(step: dis.Instruction, variable: str) -> bool:
-    return step.opname.startswith(("STORE_", "DELETE_")) and step.argval == variable
+    """Whether a step changes a variable: from Python 3.13 on one may change two, or look at another, too."""
+    variables = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+    is_writing = step.opname.startswith(("STORE_", "DELETE_"))
+    return is_writing and variable in variables[: step.opname.count("STORE_") or 1]
 
 
 def _held(owner: Any, name: str) -> Any:
