@@ -5,9 +5,19 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import autopipe
 from autopipe.tracing import capture
+
+
+def put(out, at, *, values):
+    if len(at):
+        out[at] = values
+
+
+def hand_on(*given, **more):
+    put(*given, **more)
 
 
 class Experts(nn.Module):
@@ -25,16 +35,32 @@ class Experts(nn.Module):
     def forward(self, ids):
         x = self.embed(ids)
         chosen = self.gate(x).argmax(-1)
-        out = torch.zeros_like(x)
+        out = torch.full_like(x, -1.0)
         for i, expert in enumerate(self.experts):
             at = (chosen == i).nonzero()[:, 0]
             if self.how == "item":
                 if len(at):
                     out[at] = expert(x[at])
+            elif self.how == "function":
+                put(out, at, values=expert(x[at]))
+            elif self.how == "starred":
+                hand_on(out, at, values=expert(x[at]))
+            elif self.how == "own":
+                self.put(at, expert(x[at]), out)
+            elif self.how == "torch's":
+                if i == 2 and len(at):
+                    torch.neg_(out)
+            elif self.how == "in place":
+                if i == 2 and len(at):
+                    F.elu(out, inplace=True)
             elif len(at):
                 out.index_add_(0, at, expert(x[at]))
         self.left = x.square().mean(-1, keepdim=True)
         return out
+
+    def put(self, at, values, out):
+        if len(at):
+            out[at] = values
 
 
 class Net(nn.Module):
@@ -52,7 +78,7 @@ def batch(*chosen):
     return torch.tensor(chosen)
 
 
-@pytest.mark.parametrize("how", ["item", "method"])
+@pytest.mark.parametrize("how", ["item", "method", "function", "starred", "own", "torch's", "in place"])
 def test_a_branch_that_was_not_taken_is_not_lost(how):
     torch.manual_seed(0)
     model = Net(how)

@@ -11,8 +11,10 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..inputs.structure import flatten
+from .opaque import Recorded
 from .statements import KeptStatement, definition
 
 __all__ = ["may_write"]
@@ -22,28 +24,85 @@ def may_write(run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
     """The tensors among a statement's or a function's arguments that its own code writes into anywhere."""
     if isinstance(run, KeptStatement):
         code: ast.AST | None = run.part.statement
-        given = dict(zip(run.given, args, strict=True))
+        given, known = dict(zip(run.given, args, strict=True)), run.function.__globals__
     else:
         code = definition(run.__code__) if isinstance(run, types.FunctionType) else None
         given = inspect.signature(run).bind(*args, **kwargs).arguments if code is not None else {}
-    names = {*_written_to(code)} if code is not None else set()
-    return [value for name, value in given.items() if name in names and isinstance(value, Tensor)]
+        known = getattr(run, "__globals__", {})
+    names = {*_written_to(code, {**known, **given}, {})} if code is not None else set()
+    leaves = flatten([value for name, value in given.items() if name in names])[0]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def _written_to(code: ast.AST) -> Iterator[str]:
-    """Names of what is written into: ``x[i] = …``, ``x += …``, ``x.add_(…)``, ``out=x``."""
+_Met = dict[ast.AST, set[str]]
+"""By the definition of a function, which of its arguments it writes into; none while it is looked into."""
+
+
+def _written_to(code: ast.AST, known: Mapping[str, Any], met: _Met) -> Iterator[str]:
+    """Names of what is written into: ``x[i] = …``, ``x += …``, ``x.add_(…)``, ``out=x``, ``relu_(x)``.
+
+    Functions among what is ``known`` by name are looked into, each once.
+    """
     for node in ast.walk(code):
         if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store):
             yield from _root(node)
         elif isinstance(node, ast.AugAssign):
             yield from _root(node.target)
         elif isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-            if name.endswith("_") and not name.endswith("__"):
-                yield from _root(node.func)
-            for keyword in node.keywords:
-                if keyword.arg == "out":
-                    yield from _root(keyword.value)
+            written = node.args[:1] if _is_in_place(node) else []
+            written += [k.value for k in node.keywords if k.arg == "out"]
+            written += _written_by(node, known, met)
+            for each in [node.func, *written] if _is_in_place(node) else written:
+                yield from _root(each)
+
+
+def _is_in_place(call: ast.Call) -> bool:
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    asked = (k.value for k in call.keywords if k.arg == "inplace")
+    return (name.endswith("_") and not name.endswith("__")) or any(getattr(v, "value", True) for v in asked)
+
+
+def _written_by(call: ast.Call, known: Mapping[str, Any], met: _Met) -> list[ast.expr]:
+    """The arguments of a call that the function it calls writes into; all of them where they are starred."""
+    function, own = _called(call.func, known)
+    code = definition(function.__code__) if function is not None else None
+    if function is None or code is None or str(function.__module__).split(".")[0] == "torch":
+        return []
+    if code not in met:
+        met[code] = set()
+        met[code] = {*_written_to(code, function.__globals__, met)}
+    names = met[code]
+    arguments = [*call.args, *(k.value for k in call.keywords)]
+    if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
+        return [getattr(a, "value", a) for a in arguments] if names else []
+    try:
+        bound = inspect.signature(function).bind(
+            *own, *call.args, **{str(k.arg): k.value for k in call.keywords}
+        )
+    except TypeError:
+        return []
+    held = [value for name, value in bound.arguments.items() if name in names]
+    return [leaf for leaf in flatten(held)[0] if isinstance(leaf, ast.expr)]
+
+
+def _called(func: ast.expr, known: Mapping[str, Any]) -> tuple[types.FunctionType | None, tuple[None, ...]]:
+    """The Python function that an expression names, and what stands for its ``self``."""
+    names: list[str] = []
+    while isinstance(func, ast.Attribute):
+        names, func = [func.attr, *names], func.value
+    found = known.get(func.id) if isinstance(func, ast.Name) else None
+    holder: Any = None
+    for name in names:
+        holder, found = found, inspect.getattr_static(found, name, None)
+    if isinstance(found, Recorded):
+        first = found.args[0]
+        found = inspect.getattr_static(type(first), names[-1]) if isinstance(first, nn.Module) else first
+    is_method = isinstance(found, types.FunctionType) and not isinstance(
+        holder, (type, types.ModuleType, type(None))
+    )
+    if isinstance(found, (staticmethod, types.MethodType)):
+        is_method, found = isinstance(found, types.MethodType), found.__func__
+    return (found if isinstance(found, types.FunctionType) else None), (None,) * is_method
 
 
 def _root(node: ast.AST) -> Iterator[str]:

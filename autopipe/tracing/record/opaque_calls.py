@@ -188,7 +188,8 @@ class OpaqueCalls:
         encoded, actual = self.ledger.encode_call(args, kwargs)
         call = Call("call_function", function, *encoded, hint=function.__name__, path=path)
         call.source = self.at.source()
-        call.writes = self._may_write(run, actual)
+        both = [reaching.get(i, a) for i, a in enumerate(actual[0])]
+        call.writes = self._may_write(run, (both, {k: reaching.get(k, v) for k, v in actual[1].items()}))
 
         def first(*args: Any, **kwargs: Any) -> Any:
             with self.performer.inside_leaf(path, False):
