@@ -8,12 +8,11 @@ from __future__ import annotations
 import ast
 import inspect
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..inputs.structure import flatten
 from .opaque import Recorded
 from .statements import KeptStatement, definition
 
@@ -24,14 +23,13 @@ def may_write(run: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
     """The tensors among a statement's or a function's arguments that its own code writes into anywhere."""
     if isinstance(run, KeptStatement):
         code: ast.AST | None = run.part.statement
-        given, known = dict(zip(run.given, args, strict=True)), run.function.__globals__
+        given, known = [*zip(run.given, args, strict=True)], run.function.__globals__
     else:
         code = definition(run.__code__) if isinstance(run, types.FunctionType) else None
-        given = inspect.signature(run).bind(*args, **kwargs).arguments if code is not None else {}
+        given = [*_bound(run, args, kwargs)] if code is not None else []
         known = getattr(run, "__globals__", {})
-    names = {*_written_to(code, {**known, **given}, {})} if code is not None else set()
-    leaves = flatten([value for name, value in given.items() if name in names])[0]
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    names = {*_written_to(code, {**known, **dict(given)}, {})} if code is not None else set()
+    return [value for name, value in given if name in names and isinstance(value, Tensor)]
 
 
 _Met = dict[ast.AST, set[str]]
@@ -76,13 +74,20 @@ def _written_by(call: ast.Call, known: Mapping[str, Any], met: _Met) -> list[ast
     if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
         return [getattr(a, "value", a) for a in arguments] if names else []
     try:
-        bound = inspect.signature(function).bind(
-            *own, *call.args, **{str(k.arg): k.value for k in call.keywords}
-        )
+        bound = [*_bound(function, (*own, *call.args), {str(k.arg): k.value for k in call.keywords})]
     except TypeError:
         return []
-    held = [value for name, value in bound.arguments.items() if name in names]
-    return [leaf for leaf in flatten(held)[0] if isinstance(leaf, ast.expr)]
+    return [value for name, value in bound if name in names and isinstance(value, ast.expr)]
+
+
+def _bound(function: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What a function's parameters are given, by their names; of those with stars each value by itself."""
+    signature = inspect.signature(function)
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        kind = signature.parameters[name].kind
+        is_starred = kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        values = (value.values() if isinstance(value, dict) else value) if is_starred else (value,)
+        yield from ((name, each) for each in values)
 
 
 def _called(func: ast.expr, known: Mapping[str, Any]) -> tuple[types.FunctionType | None, tuple[None, ...]]:
