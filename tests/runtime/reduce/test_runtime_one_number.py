@@ -72,6 +72,18 @@ class Skipping(torch.optim.Optimizer):
                 p.sub_(0.1 * p.grad)
 
 
+class Exponentiated(torch.optim.Optimizer):
+    """Multiplies weights by powers, which large gradients make infinite."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p.mul_((-self.defaults["lr"] * p.grad).exp())
+
+
 class Closed(torch.optim.SGD):
     """Asks for a closure, and takes parameters one by one."""
 
@@ -96,6 +108,11 @@ def test_one_that_clips_large_gradients_alone_is_told(most):
 @pytest.mark.parametrize("most", [0.3, 2.0, 5.0, 700.0])
 def test_one_that_skips_steps_above_a_norm_is_told(most):
     assert mixes_parameters(Skipping([nn.Parameter(torch.ones(2))], most))
+
+
+@pytest.mark.parametrize("lr", [1e-3, 0.1, 10.0])
+def test_one_whose_steps_overflow_and_takes_parameters_one_by_one_is_taken(lr):
+    assert not mixes_parameters(Exponentiated([nn.Parameter(torch.ones(2))], lr))
 
 
 @pytest.mark.parametrize("base", [torch.optim.SGD, torch.optim.AdamW])
