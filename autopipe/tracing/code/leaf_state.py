@@ -17,6 +17,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -47,6 +48,8 @@ _logger = logging.getLogger("autopipe")
 _SIMPLE = (bool, int, float, str, type(None))
 _HOLD_NOTHING = frozenset(_SIMPLE)
 _NONE: tuple[Any, Any] = None, ()
+_LOOKED_AT = 1 << 16
+"""Of an array's elements about so many are compared at the most."""
 
 
 def state_of(inside: Sequence[nn.Module]) -> LeafState:
@@ -178,11 +181,16 @@ def tell_left(model: nn.Module, names: Sequence[str]) -> None:
 
 
 def _content(value: Any) -> Any:
+    """What is otherwise once something was put into a value, or a tensor or array written to."""
     kind = type(value)  # an object may say at length what class it is of
     if issubclass(kind, (list, dict, collections.deque)):
         return [*(value.values() if issubclass(kind, dict) else value)]
     if issubclass(kind, set):
         return len(value)
+    if issubclass(kind, torch.Tensor):
+        return () if value.is_inference() else value._version
+    if issubclass(kind, np.ndarray) and value.dtype.kind in "biuf":
+        return value.flat[:: 1 + value.size // _LOOKED_AT].tobytes()
     held = content_of(value)
     return [*held.values()] if isinstance(held, dict) else ()
 

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -164,9 +165,10 @@ class Leaves(nn.Module):
         self.does, self.count, self.held = does, 1.0, torch.ones(6, dtype=torch.float64)
         self.register_buffer("slow", torch.ones(6, dtype=torch.float64))
         self.view, self.array = self.slow[:3], self.slow.numpy()
+        self.factors = np.ones(6)
 
     def forward(self, h):
-        out = h * self.slow.clone() * self.held.clone() * self.count
+        out = h * self.slow.clone() * self.held.clone() * self.count * float(self.factors[0])
         self.does(self)
         return out
 
@@ -187,6 +189,14 @@ def into_data_of_an_attribute(self):
     self.held.data.mul_(1.25)
 
 
+def into_an_attribute(self):
+    self.held *= 1.25
+
+
+def into_an_array_of_its_own(self):
+    self.factors *= 1.25
+
+
 def into_a_view(self):
     self.view.mul_(1.25)
 
@@ -195,9 +205,19 @@ def into_an_array_kept(self):
     self.array *= 1.25
 
 
-@pytest.mark.parametrize(
-    "does", [counts, into_data, into_an_array, into_data_of_an_attribute, into_a_view, into_an_array_kept]
+DOES = (
+    counts,
+    into_data,
+    into_an_array,
+    into_data_of_an_attribute,
+    into_an_attribute,
+    into_an_array_of_its_own,
+    into_a_view,
+    into_an_array_kept,
 )
+
+
+@pytest.mark.parametrize("does", DOES)
 @pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "open"])
 def test_what_a_layer_leaves_unsaid_it_leaves_once_where_stages_run_again(does, is_whole):
     def make():
