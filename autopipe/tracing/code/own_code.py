@@ -85,6 +85,10 @@ class OwnCode:
         """The names of globals and attributes that those ask for, and of the contexts that they run in."""
         return self._names(call.op == "call_module", call.target)
 
+    def texts(self, call: Call) -> frozenset[str]:
+        """The texts that are written in those, as names that they ask for by ``getattr``."""
+        return frozenset(text for f, _ in self.functions(call) for text in _texts_in(f.__code__))
+
     def may_go_by_mode(self, call: Call, form: Recording) -> bool:
         """Whether code that stays whole, forward hooks among it, comes to name the mode, as a text too.
 

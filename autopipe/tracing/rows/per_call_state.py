@@ -51,7 +51,7 @@ class CallsInTurn:
     Attributes
     ----------
     writing: the calls that may write to weights behind torch's back. carrying: see :func:`carriers`.
-    asking: those that stay whole and name gradients, of weights or others.
+    asking: those that stay whole and name gradients, of weights or others, as a text too.
     """
 
     def __init__(
@@ -71,7 +71,9 @@ class CallsInTurn:
         self.writing = [c for c in form.calls if _may_write(code, c)]
         self.carrying = carriers(code, form)
         self.asking = [
-            c for c in form.calls if code.is_own(c) and not _OF_GRADIENTS.isdisjoint(code.names(c))
+            c
+            for c in form.calls
+            if code.is_own(c) and not _OF_GRADIENTS.isdisjoint(code.names(c) | code.texts(c))
         ]
         self._weights = [*_weights_of(code.model, self.writing)]
 
@@ -102,12 +104,14 @@ class CallsInTurn:
 
     def with_gradients(
         self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None]
-    ) -> tuple[Any, ...]:
-        """What the batch given gives where weights have these gradients."""
+    ) -> list[Tensor | None]:
+        """What the batch given gives where weights have these gradients, and by what those would grow."""
         self._start(True)
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient
-        return self.run(self.given)
+        with torch.enable_grad():
+            made = tensors(self.run(self.given))
+            return [*made, *projected(made, weights)]
 
     @functools.cached_property
     def other(self) -> Mapping[str, Tensor]:
@@ -226,7 +230,7 @@ def carried_by(calls: CallsInTurn) -> str:
 def by_gradients(calls: CallsInTurn) -> str:
     """In words, what goes by the gradients that weights have when a forward begins, or takes them away.
 
-    A microbatch has those of others that had their backward. Nothing on the meta device.
+    So may its backward, by hooks. A microbatch has those of others. Nothing on the meta device.
     """
     if calls.dim is None or not calls.asking:
         return ""
@@ -237,8 +241,11 @@ def by_gradients(calls: CallsInTurn) -> str:
         given = [torch.ones_like(p) for p in weights]
         behind = calls.with_gradients(weights, given)
         left = all(p.grad is g and bool((g == 1).all()) for p, g in zip(weights, given, strict=True))
-        pairs = zip(tensors(behind), tensors(without), strict=True)
-        return "" if left and all(a.shape == b.shape and is_close(a, b, EQUAL) for a, b in pairs) else words
+        pairs = zip(behind, without, strict=True)
+        is_alike = all(
+            a is b or (a is not None and b is not None and _is_same(a, b, EQUAL)) for a, b in pairs
+        )
+        return "" if left and is_alike else words
     except _Otherwise:
         return words
     except Exception as error:  # any Python of the model, on rows it may not take

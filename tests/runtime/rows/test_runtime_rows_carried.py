@@ -394,6 +394,18 @@ def follows_its_gradient(layer, h):
     return h if layer.weight.grad is None else h * layer.weight.grad.norm()
 
 
+def follows_its_gradient_by_a_text(layer, h):
+    gradient = getattr(layer.weight, "grad")  # noqa: B009 - as code does that loops over names
+    return h if gradient is None else h * gradient.norm()
+
+
+def follows_its_gradient_in_a_hook(layer, h):
+    if h.requires_grad:
+        h = h.clone()
+        h.register_hook(lambda gradient: gradient if layer.weight.grad is None else gradient * 2)
+    return h
+
+
 def drops_its_gradient(layer, h):
     layer.zero_grad()
     return h
@@ -414,7 +426,15 @@ def stepper(does, is_whole=True):
 
 @pytest.mark.parametrize(
     "does",
-    [follows_a_function, follows_a_hook, follows_what_unpacks, follows_its_gradient, drops_its_gradient],
+    [
+        follows_a_function,
+        follows_a_hook,
+        follows_what_unpacks,
+        follows_its_gradient,
+        follows_its_gradient_by_a_text,
+        follows_its_gradient_in_a_hook,
+        drops_its_gradient,
+    ],
 )
 def test_what_microbatches_leave_in_backward_for_the_next_is_refused(does):
     runtime, model, x = stepper(does)
