@@ -427,7 +427,8 @@ def _in_training(
     def has_limits() -> bool:
         # two rows do not show what code does of more of them
         limits = {*thresholds(form.code, form.form, 2, ran)}
-        limits |= {c for c in form.form.calls if form.code.is_own(c) and exact_numbers(form.code, c, ran)}
+        asked = ((c, exact_numbers(form.code, c, ran)) for c in form.form.calls if form.code.is_own(c))
+        limits |= {call for call, numbers in asked if max(numbers, default=0) > 2}
         return any(form.code.may_go_by_mode(call, form.form) for call in limits)
 
     is_limited = has_limits()  # of all code: none has run

@@ -10,7 +10,7 @@ import dis
 import functools
 import itertools
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -108,9 +108,10 @@ def _compared(function: types.FunctionType, owner: Any, *, is_exact: bool = Fals
 
     They compare by order, or else are ``is_exact``.
     """
-    comparing, constants = _comparing(function.__code__, is_exact)
-    variables = _variables(function, constants) if comparing else {}
-    for step in comparing:
+    comparing, constants = _comparing(function.__code__, _is_equality if is_exact else _is_order)
+    looking, more = _comparing(function.__code__, _is_lookup) if is_exact else ([], [])
+    variables = _variables(function, (*constants, *more)) if comparing or looking else {}
+    for step, is_asked in (*((s, True) for s in comparing), *((s, False) for s in looking)):
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             values = [_held(owner, str(step.argval))]
         elif step.opname == "LOAD_GLOBAL":
@@ -120,7 +121,8 @@ def _compared(function: types.FunctionType, owner: Any, *, is_exact: bool = Fals
         else:
             values = variables.get(step.argval, []) if step.opname.startswith("LOAD_") else []
         if is_exact:
-            values = [v for value in values for v in (value if isinstance(value, _GATHERED) else [value])]
+            gathered = [v for value in values if isinstance(value, _GATHERED) for v in value]
+            values = [*gathered, *(values if is_asked else ())]
         yield from (v for v in values if isinstance(v, int) and not isinstance(v, bool))
 
 
@@ -133,9 +135,10 @@ def _held(owner: Any, name: str) -> Any:
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _comparing(code: types.CodeType, is_exact: bool) -> tuple[list[dis.Instruction], list[tuple[str, Any]]]:
+def _comparing(
+    code: types.CodeType, is_asking: Callable[[dis.Instruction], bool]
+) -> tuple[list[dis.Instruction], list[tuple[str, Any]]]:
     """The steps of lines that compare, and the constants that variables are set to, behind their names."""
-    is_asking = _is_equality if is_exact else _is_order
     steps = [*dis.get_instructions(code)]
     lines: dict[int, list[dis.Instruction]] = {}
     for step in steps:
@@ -166,10 +169,12 @@ def _is_order(step: dis.Instruction) -> bool:
 
 
 def _is_equality(step: dis.Instruction) -> bool:
-    """Whether a step asks for a number itself: what it equals, where it is held, what division leaves."""
+    """Whether a step asks for a number itself: what it equals, what holds it, what division leaves."""
     if step.opname == "COMPARE_OP":
         return any(sign in str(step.argval) for sign in ("==", "!="))
-    is_looked_up = step.opname == "BINARY_SUBSCR" or step.argval == "get"
-    return (
-        is_looked_up or step.opname == "CONTAINS_OP" or (step.opname == "BINARY_OP" and "%" in step.argrepr)
-    )
+    return step.opname == "CONTAINS_OP" or (step.opname == "BINARY_OP" and "%" in step.argrepr)
+
+
+def _is_lookup(step: dis.Instruction) -> bool:
+    """Whether a step looks something up, in what may be a table by numbers."""
+    return step.opname == "BINARY_SUBSCR" or step.argrepr == "[]" or step.argval == "get"
