@@ -22,6 +22,7 @@ from .named import Named, nameable
 
 __all__ = [
     "CASTING",
+    "LOOKED_AT",
     "MEMORY",
     "PLACES",
     "REQUIRING",
@@ -334,10 +335,10 @@ def _version(tensor: torch.Tensor) -> int:
 def _looked_at(tensor: torch.Tensor) -> torch.Tensor:
     """What is compared of a tensor's content: of a large one, elements all over it."""
     held = tensor.detach()
-    return held if held.numel() <= _LOOKED_AT else held.flatten()[:: 1 + held.numel() // _LOOKED_AT]
+    return held if held.numel() <= LOOKED_AT else held.flatten()[:: 1 + held.numel() // LOOKED_AT]
 
 
-_LOOKED_AT = 1 << 16
+LOOKED_AT = 1 << 16
 """Of a tensor's elements about so many are compared at the most."""
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from ...torch_private import dict_version
+from ..calls.functions import LOOKED_AT
 from ..inputs.held_numbers import content_of
 from ..state.global_names import codes_in
 from ..state.loads import attributes_loaded
@@ -48,8 +49,6 @@ _logger = logging.getLogger("autopipe")
 _SIMPLE = (bool, int, float, str, type(None))
 _HOLD_NOTHING = frozenset(_SIMPLE)
 _NONE: tuple[Any, Any] = None, ()
-_LOOKED_AT = 1 << 16
-"""Of an array's elements about so many are compared at the most."""
 
 
 def state_of(inside: Sequence[nn.Module]) -> LeafState:
@@ -190,7 +189,7 @@ def _content(value: Any) -> Any:
     if issubclass(kind, torch.Tensor):
         return () if value.is_inference() else value._version
     if issubclass(kind, np.ndarray) and value.dtype.kind in "biuf":
-        return value.flat[:: 1 + value.size // _LOOKED_AT].tobytes()
+        return value.flat[:: 1 + value.size // LOOKED_AT].tobytes()
     held = content_of(value)
     return [*held.values()] if isinstance(held, dict) else ()
 

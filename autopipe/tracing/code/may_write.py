@@ -47,10 +47,9 @@ def _written_to(code: ast.AST, known: Mapping[str, Any], met: _Met) -> Iterator[
         elif isinstance(node, ast.AugAssign):
             yield from _root(node.target)
         elif isinstance(node, ast.Call):
-            written = node.args[:1] if _is_in_place(node) else []
+            written = [node.func, *node.args[:1]] if _is_in_place(node) else []
             written += [k.value for k in node.keywords if k.arg == "out"]
-            written += _written_by(node, known, met)
-            for each in [node.func, *written] if _is_in_place(node) else written:
+            for each in (*written, *_written_by(node, known, met)):
                 yield from _root(each)
 
 

@@ -23,7 +23,7 @@ from ..calls.named import Setter, is_code
 from ..inputs.contents import is_filled
 from ..state.global_names import is_foreign
 from .leaves import is_torchs
-from .reachable import is_method, names_reached
+from .reachable import is_method, names_in, names_reached
 
 __all__ = ["HOOKS", "OwnCode"]
 
@@ -133,10 +133,10 @@ class OwnCode:
         written = {text for f in functions for text in _texts_in(f.__code__)}
         if "training" in written:
             return True
-        asking = [f for f in functions if "training" in _names_in(f.__code__)]
+        asking = [f for f in functions if "training" in names_in(f.__code__)]
         if not asking or not is_module or is_set:
             return bool(asking)
-        if any(not _SETTING.isdisjoint(_names_in(f.__code__)) for f in functions):
+        if any(not _SETTING.isdisjoint(names_in(f.__code__)) for f in functions):
             return True
         stored = written.union(*(_stored_in(f.__code__) for f in functions))
         inside = [m for _, m in modules_in(self.model.get_submodule(target))]
@@ -145,7 +145,7 @@ class OwnCode:
 
     def _named(self, is_module: bool, target: Any) -> frozenset[str]:
         held = [held for held, _ in self._within(is_module, target)]
-        names = (_names_in(f.__code__) for f in held if isinstance(f, types.FunctionType))
+        names = (names_in(f.__code__) for f in held if isinstance(f, types.FunctionType))
         contexts = (type(f.__self__).__name__ for f in held if isinstance(f, types.MethodType))
         return frozenset(contexts).union(*names)
 
@@ -183,13 +183,6 @@ def _made_of(todo: list[Any]) -> Iterator[Any]:
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _names_in(code: types.CodeType) -> frozenset[str]:
-    """The names of globals and attributes that code asks for, that within it as well."""
-    inner = (_names_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
-    return frozenset(code.co_names).union(*inner)
-
-
-@functools.lru_cache(maxsize=1 << 12)
 def _stored_in(code: types.CodeType) -> frozenset[str]:
     """The names of attributes that code sets, that within it as well."""
     inner = (_stored_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
@@ -224,7 +217,7 @@ def _numbers_of(function: types.FunctionType, owner: Any, own: frozenset[int]) -
 
     Not the module's ``own`` numbers in its path, where it says which it is.
     """
-    names = _names_in(function.__code__)
+    names = names_in(function.__code__)
     named = [function.__globals__.get(name) for name in names]
     if owner is not None:
         held = {n: getattr(owner, "__dict__", {}).get(n, getattr(type(owner), n, None)) for n in names}
@@ -275,7 +268,7 @@ def _around(held: Any) -> Iterator[Any]:
 
 def _named_by(function: types.FunctionType) -> Iterator[Any]:
     """What a function names of its file, and of modules that it has there."""
-    names = _names_in(function.__code__)
+    names = names_in(function.__code__)
     for value in (function.__globals__.get(name) for name in names):
         yield value
         if isinstance(value, types.ModuleType) and not is_foreign(value.__name__):

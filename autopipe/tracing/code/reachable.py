@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import bisect
 import dis
+import functools
 import inspect
 import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-__all__ = ["is_method", "names_reached"]
+__all__ = ["is_method", "names_in", "names_reached"]
 
 _ENDS = frozenset({"RAISE_VARARGS", "RERAISE", "RETURN_CONST", "RETURN_VALUE"})
 _LOADS = frozenset({"LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK"})
@@ -21,7 +22,9 @@ _BESIDE = frozenset({"CACHE", "EXTENDED_ARG", "NOT_TAKEN", "TO_BOOL"})
 """Steps that change nothing in what is asked."""
 
 
-def names_reached(function: types.FunctionType, owners: Sequence[Any], stored: Collection[str]) -> set[str]:
+def names_reached(
+    function: types.FunctionType, owners: Sequence[Any], stored: Collection[str]
+) -> frozenset[str]:
     """The names of globals and attributes that steps of a function ask for which may be reached.
 
     ``owners`` are all objects that it may be a method of; attributes that are ``stored`` by any code are not
@@ -33,14 +36,14 @@ def names_reached(function: types.FunctionType, owners: Sequence[Any], stored: C
     own = code.co_varnames[0] if code.co_argcount else ""
     is_plain = not code.co_exceptiontable and not any(_is_written(step, own) for step in steps)
     if not (own and owners and is_plain and all(is_method(function, type(each)) for each in owners)):
-        return _names(code)
+        return names_in(code)
 
     def is_false(name: str) -> bool:
         return name not in stored and all(_held(each, name) is False for each in owners)
 
-    inner = (_names(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    inner = (names_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
     reached = (steps[i] for i in _reached(steps, own, is_false))
-    return {str(step.argval) for step in reached if step.opcode in dis.hasname}.union(*inner)
+    return frozenset(str(step.argval) for step in reached if step.opcode in dis.hasname).union(*inner)
 
 
 def is_method(function: types.FunctionType, cls: type) -> bool:
@@ -78,9 +81,11 @@ def _reached(steps: Sequence[dis.Instruction], own: str, is_false: Callable[[str
     return found
 
 
-def _names(code: types.CodeType) -> set[str]:
+@functools.lru_cache(maxsize=1 << 12)
+def names_in(code: types.CodeType) -> frozenset[str]:
     """The names that code asks for, that within it as well."""
-    return {*code.co_names}.union(*(_names(c) for c in code.co_consts if isinstance(c, types.CodeType)))
+    inner = (names_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    return frozenset(code.co_names).union(*inner)
 
 
 def _jumps(step: dis.Instruction) -> bool:
