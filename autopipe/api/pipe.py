@@ -287,9 +287,10 @@ class Pipe(nn.Module, metaclass=_Short):
 
         ``loss_fn(output, target)`` is for models that do not compute their own loss. Options are those of
         :class:`autopipe.runtime.Runtime`: ``n_microbatches``, ``schedule``, ``device``, ``mesh``,
-        ``autocast``, ``scaler``, ``loss_reduction``, ``loss_weight``, ``release``, ``batch_dims``,
-        ``stall_limit_s``, ``check_finite``, ``feed``, ``mixed_rows``, ``weights``. None means what the plan
-        says. Raises :class:`InputError` for an unknown option, and where the pipe or part of it is wrapped.
+        ``autocast``, ``scaler``, ``loss_reduction``, ``loss_weight``, ``loss_on``, ``release``,
+        ``batch_dims``, ``stall_limit_s``, ``check_finite``, ``feed``, ``mixed_rows``, ``weights``. None means
+        what the plan says. Raises :class:`InputError` for an unknown option, and where the pipe or part of it
+        is wrapped.
         """
         join_group()
         with joining(options.get("mesh")):

@@ -26,7 +26,7 @@ from .data.call_kinds import Kinds
 from .data.feed import Feed
 from .data.intake import Intake
 from .execute.executor import Clock, Executor, Line
-from .execute.program import forward_part, pick_schedule, step_program
+from .execute.program import LOSS_WAITS, MODEL_WAITS, forward_part, pick_schedule, step_program
 from .execute.results import Results
 from .execute.step_agreement import StepAgreement
 from .new_forms import NewForms
@@ -436,7 +436,10 @@ class Engine:
 
         Raises :class:`InputError` where the one that was asked for does not fit.
         """
-        waits = self.is_whole and has_backward
+        waits = None
+        if has_backward:
+            takes_batch = self.options.loss_on == "batch"
+            waits = MODEL_WAITS if self.is_whole else LOSS_WAITS if takes_batch else None
         schedule = pick_schedule(self.plan, self.options.schedule, n_microbatches, waits=waits)
         return schedule if has_backward else forward_part(schedule)
 

@@ -20,7 +20,7 @@ from ..arguments import brief, called, flag, mapping, number, one_of, whole
 from ..errors import InputError
 from ..schedule import NAMES, Schedule
 
-__all__ = ["Autocast", "Init", "LossWeight", "Options", "Request", "Where", "is_due"]
+__all__ = ["Autocast", "Init", "LossOn", "LossWeight", "Options", "Request", "Where", "is_due"]
 
 Autocast = torch.dtype | Callable[[], contextlib.AbstractContextManager[Any]] | None
 """The dtype that forward and loss run in, or what makes the context they run in."""
@@ -29,6 +29,8 @@ Init = Callable[[nn.Module, str], object]
 LossWeight = Callable[[tuple[Any, ...], dict[str, Any], Any], float]
 """``loss_weight(args, kwargs, target)`` of one microbatch; only ratios matter."""
 
+LossOn = Literal["batch", "microbatches"]
+"""What a ``loss_fn`` is called with: all microbatches at once, or each."""
 Where = Literal["last", "all"]
 
 MOST_MICROBATCHES = 2**16
@@ -89,6 +91,7 @@ class Options:
     scaler: Any = None
     loss_reduction: Literal["mean", "sum"] | None = None
     loss_weight: LossWeight | None = None
+    loss_on: LossOn | None = None
     release: bool = False
     batch_dims: Mapping[str, int | None] | None = None
     stall_limit_s: float | None = None
@@ -117,6 +120,13 @@ class Options:
             called("loss_weight", self.loss_weight, "a function of (args, kwargs, target)")
         if self.loss_reduction is not None:
             one_of("loss_reduction", self.loss_reduction, ("mean", "sum"))
+        if self.loss_on is not None:
+            one_of("loss_on", self.loss_on, get_args(LossOn))
+            if self.loss_fn is None:
+                raise InputError(
+                    f"loss_on is {self.loss_on!r}, but there is no loss_fn; a loss that the model makes "
+                    "itself runs on the whole batch where capture finds that it compares rows"
+                )
         if self.stall_limit_s is not None:
             limit_s = number("stall_limit_s", self.stall_limit_s, above=True, most=1e9, unit="seconds")
             object.__setattr__(self, "stall_limit_s", limit_s)

@@ -34,6 +34,7 @@ from .reduce.hooks import once_a_step
 from .reduce.precision import spread_overflow
 from .reduce.refusals import refuse_line_search
 from .reduce.unstepped import Unstepped
+from .stage.last import OF_BATCH
 from .stage.setup import Generators
 from .stage.worker import StepInputs
 from .step_result import StepLoss, StepResult
@@ -536,15 +537,16 @@ class Runner:
         if first is not None:
             m, stage, what = first
             stage = min(stage, len(engine.all_stages) - 1)
+            at = "" if what == OF_BATCH else f", microbatch {m}, action {stage}F{m}"
             where = (
                 f"the first value that is not finite is {what}, in rank {engine.all_stages[stage].rank}, "
-                f"stage {stage}, microbatch {m}, action {stage}F{m}"
+                f"stage {stage}{at}"
             )
             if what == "the loss" and step.batch.n_microbatches > 1:
                 rows = step.batch.rows
                 where += (
                     f", of {rows[m]} of the batch's {sum(rows)} rows; a loss that compares rows, as by their "
-                    "variance, takes n_microbatches=1"
+                    "variance, takes loss_on='batch'"
                 )
         return StepError(f"the loss is {loss}: {where}; {lets}")
 

@@ -59,6 +59,12 @@ class Runtime(BetweenSteps):
         capture found the model's own loss to be one over rows; else a mean: over counted labels for losses
         inside the model, for ``CrossEntropyLoss`` and ``NLLLoss``, and over rows for others.
     loss_weight: ``loss_weight(args, kwargs, target)`` gives a microbatch's weight instead.
+    loss_on: what ``loss_fn`` is called with. ``"batch"``: the output and target of the whole batch, once,
+        when every microbatch's forward has run, as a loss needs that compares rows (contrastive, halves of a
+        batch as pairs, means over masks) or keeps something from call to call. Gradients are those of the
+        batch; the activations of all microbatches are kept until then, and the schedule is one that waits
+        (GPipe or looped BFS). Replicas have a batch each, as in data parallelism. ``"microbatches"``: those
+        of each.
     release: free the weights of stages that other ranks own; :meth:`gather_weights` brings them back.
     batch_dims: input name → batch axis, or None for an input every microbatch gets whole; ``target`` too.
     stall_limit_s: how long a rank may make no progress in a call before all stop, and a tenth of how long it

@@ -74,14 +74,20 @@ class Outputs:
                 )
 
     def join(
-        self, parts: Sequence[Sequence[Any]], batch: Batch, weights: Sequence[float | Tensor]
+        self,
+        parts: Sequence[Sequence[Any]],
+        batch: Batch,
+        weights: Sequence[float | Tensor],
+        *,
+        for_loss: bool = False,
     ) -> list[Any]:
         """Flat output leaves of the full batch from those of each microbatch.
 
         A tensor with a batch axis is concatenated along it, numbers of rows as they are in the batch; a
         scalar is averaged by ``weights``, another mean over rows by these, a sum added up; a Python number
         made of sizes is what the full batch's make. The rest is taken from the first microbatch; a warning
-        says so where another one's differs, or may.
+        says so where another one's differs, or may. That is refused with :class:`InputError` where a loss is
+        made of what is joined, whose gradients go back to the parts.
         """
         if len(parts) == 1:
             return list(parts[0])
@@ -95,7 +101,9 @@ class Outputs:
                 continue
             is_left = any(node is n for n in left)
             number = leaf[0] if is_left else self._number(node, leaf, batch)
-            joined.append(self._join_leaf(name, axes, leaf, batch, weights) if number is None else number)
+            if number is None:
+                number = self._join_leaf(name, axes, leaf, batch, weights, for_loss=for_loss)
+            joined.append(number)
         return joined
 
     def _join_leaf(
@@ -105,6 +113,8 @@ class Outputs:
         leaf: Sequence[Any],
         batch: Batch,
         weights: Sequence[float | Tensor],
+        *,
+        for_loss: bool,
     ) -> Any:
         are_tensors = all(isinstance(x, Tensor) for x in leaf)
         mixing = self._capture.variation.mixing
@@ -129,6 +139,12 @@ class Outputs:
             shares = _shares(weights, batch.rows) if mixing.summed else weights
             return weighted(leaf, shares).to(leaf[0].dtype).reshape(leaf[0].shape)
         is_other = made is not None or not all(_are_equal(leaf[0], x) for x in leaf[1:])
+        if is_other and for_loss:
+            raise InputError(
+                f"output {name} has no batch axis and hangs on the rows of a batch, of which each of "
+                f"{batch.n_microbatches} microbatches has some: none of them gives what a loss of the whole "
+                "batch takes; pass n_microbatches=1, or loss_on='microbatches' where loss_fn goes without it"
+            )
         if is_other and name not in self._warned:
             self._warned.add(name)
             _logger.warning(
@@ -303,7 +319,8 @@ def weighted(losses: Sequence[Tensor | None], weights: Sequence[float | Tensor])
     if not terms:
         return torch.zeros((), dtype=torch.float64, device="cpu")
     each, parts = zip(*terms, strict=True)
-    if each[0].is_cpu:  # plain numbers cost a fraction of ops on as small tensors
+    if each[0].is_cpu and not any(loss.requires_grad for loss in each):
+        # plain numbers cost a fraction of ops on as small tensors
         total = sum(map(operator.mul, map(Tensor.item, each), parts))
         return torch.tensor(total, dtype=torch.float64, device="cpu")
     told = torch.tensor(parts, dtype=torch.float64, device="cpu")

@@ -31,7 +31,17 @@ from ...schedule.actions import KINDS, may_overlap
 from ...simulator import plan_schedule, stage_times
 from ..wire.boundary import Edge
 
-__all__ = ["Program", "ProgramStep", "compile_program", "forward_part", "pick_schedule", "step_program"]
+__all__ = [
+    "LOSS_WAITS",
+    "MODEL_WAITS",
+    "Program",
+    "ProgramStep",
+    "Waits",
+    "compile_program",
+    "forward_part",
+    "pick_schedule",
+    "step_program",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,28 +63,40 @@ class ProgramStep:
 Program = tuple[ProgramStep, ...]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Waits:
+    """What takes all microbatches at once in the last stage, in words, and the option that lets it not."""
+
+    what: str
+    unless: str
+
+
+MODEL_WAITS = Waits("the model mixes rows at its end", "mixed_rows='allow'")
+LOSS_WAITS = Waits("loss_fn is called on the whole batch", "loss_on='microbatches'")
+
+
 def pick_schedule(
-    plan: Plan, wanted: str | Schedule | None, n_microbatches: int, *, waits: bool = False
+    plan: Plan, wanted: str | Schedule | None, n_microbatches: int, *, waits: Waits | None = None
 ) -> Schedule:
     """The schedule of a step with ``n_microbatches``: the plan's, or another that fits its placement.
 
     A given :class:`Schedule` for more microbatches loses the surplus ones; what remains is still valid.
-    Where the end of the model ``waits`` for all of them, GPipe takes the place of a plan's schedule that does
-    not. Raises :class:`InputError` when the placement is not the plan's, microbatches are too few, or the
-    schedule asked for does not wait.
+    Where something ``waits`` for all of them, GPipe takes the place of a plan's schedule that does not.
+    Raises :class:`InputError` when the placement is not the plan's, microbatches are too few, or the schedule
+    asked for does not wait.
     """
     if isinstance(wanted, Schedule):
         chosen = _given(plan, wanted, n_microbatches)
     else:
         chosen = plan_schedule(plan, wanted, n_microbatches)
-    if not waits or n_microbatches == 1 or chosen.waits_for_all:
+    if waits is None or n_microbatches == 1 or chosen.waits_for_all:
         return chosen
     if wanted is None:
         return plan_schedule(plan, BREADTH_FIRST["1f1b"], n_microbatches)
     raise InputError(
-        f"the model mixes rows at its end, which waits for every microbatch, and schedule {chosen.name!r} "
-        f"goes backward in the last stage before that; use {' or '.join(map(repr, BREADTH_FIRST.values()))}, "
-        "n_microbatches=1, or mixed_rows='allow' to take each microbatch for a batch"
+        f"{waits.what}, which waits for every microbatch, and schedule {chosen.name!r} goes backward in the "
+        f"last stage before that; use {' or '.join(map(repr, BREADTH_FIRST.values()))}, n_microbatches=1, or "
+        f"{waits.unless} to take each microbatch for a batch"
     )
 
 

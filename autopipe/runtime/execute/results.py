@@ -41,7 +41,7 @@ class Results:
         leaves = total = None
         kind = self._kinds[step.batch.kind]
         if last is not None and step.want_loss:
-            total = weighted(last.losses, last.step.weights).to(self._device)
+            total = weighted(last.losses, last.weights).to(self._device)
             self._dtype = self._dtype or next(x.dtype for x in last.losses if x is not None)
         if last is not None and step.outputs_on:
             batch = last.step.batch

@@ -56,19 +56,24 @@ class Loss:
         optimizer would have no gradient of them.
     away: ids of the parameters that other ranks alone have. What layers of theirs set in a forward is
         refused at those steps, and what any stage has left that is not of the microbatch.
+    gathers: whether it takes the outputs of the step's microbatches all at once, by :meth:`of_batch`.
     """
 
     def __init__(self, kinds: Kinds, options: Options, device: torch.device) -> None:
         self._device = device
         self.trains: set[int] | None = None
         self.away: set[int] = set()
+        self.gathers = False
+        self._takes_batch = options.loss_on == "batch"
         self._kinds, self._loss_fn = kinds, options.loss_fn
         self._kind = kinds[0]
         self._target_axis = (options.batch_dims or {}).get("target", 0) or 0
-        self._asks = options.loss_fn is not None and options.loss_weight is None
+        is_told = options.loss_weight is not None or options.loss_on is not None
+        self._asks = options.loss_fn is not None and not is_told
         self._seen: dict[int, tuple[tuple[Any, ...], Tensor]] = {}
         self._held: dict[int, dict[str, Tensor]] = {}
         self._spans: list[tuple[int, int]] = []
+        self._taken: StepInputs | None = None
         self._step: StepInputs | None = None
         self._rows: tuple[int, ...] = ()
         self._cuts: set[tuple[int, ...]] = set()
@@ -78,6 +83,8 @@ class Loss:
     def begin(self, step: StepInputs) -> None:
         """Take up a step."""
         self._rows, self._kind = step.batch.rows, self._kinds[step.batch.kind]
+        self._taken = step
+        self.gathers = self._takes_batch and step.want_loss and step.batch.n_microbatches > 1
         can_ask = self._asks and step.grad and step.batch.n_microbatches > 1
         # each look waits for the device, so there it ends with the warm-up
         is_due_now = is_due(self._n_steps) and (self._n_steps < 2 or self._device.type == "cpu")
@@ -91,17 +98,37 @@ class Loss:
 
     def end(self) -> None:
         """Drop what belongs to a step, wherever that ended."""
-        self._step, self._seen, self._held = None, {}, {}
+        self._taken = self._step = None
+        self._seen, self._held = {}, {}
 
-    def __call__(self, outputs: tuple[Any, ...], target: Any, m: int) -> Tensor:
+    def __call__(self, outputs: Sequence[Any], target: Any, m: int) -> Tensor:
         """The loss of microbatch ``m``. Raises :class:`InputError` where there is none to train on."""
+        if self._step is not None:
+            self._get_ready(outputs, m)
+        loss = self._checked(outputs, target, m)
+        if self._step is not None:
+            self._keep(self._step, outputs, loss, m)
+        return loss
+
+    def of_batch(self, parts: Sequence[Sequence[Any]]) -> Tensor:
+        """The loss of all microbatches, whose outputs' leaves are ``parts``, in one call.
+
+        Raises :class:`InputError` where there is none to train on, or those do not make the batch's outputs.
+        """
+        assert self._taken is not None
+        batch, kind = self._taken.batch, self._kind
+        kind.outputs.check(batch)
+        weights = kind.weigher.beside(batch) or kind.weigher.in_outputs(batch, self._taken.weights)
+        joined = kind.outputs.join(parts, batch, weights, for_loss=True)
+        return self._checked(joined, batch.as_one(self._device).targets[0], None)
+
+    def _checked(self, outputs: Sequence[Any], target: Any, m: int | None) -> Tensor:
+        """The loss of outputs, of microbatch ``m`` or of all; looked at where that is due."""
         capture, loss_fn = self._kind.capture, self._loss_fn
         output = capture.assemble(outputs)
         looks = self._looks and torch.is_grad_enabled()  # not where a stage that recomputes only looks ahead
         ends = _ends(outputs) if looks else set()
         before = _gradients(ends) if looks else []
-        if self._step is not None:
-            self._get_ready(outputs, m)
         if loss_fn is None:
             loss = own_loss(capture, outputs)
         elif looks:
@@ -129,8 +156,6 @@ class Loss:
             self._looks = False
             if self.trains is not None:
                 self._refuse_others(loss, ends)
-        if self._step is not None:
-            self._keep(self._step, outputs, loss, m)
         return loss
 
     def _get_ready(self, outputs: Iterable[Any], m: int) -> None:
@@ -151,7 +176,7 @@ class Loss:
             self._spans.remove(span)
             self._ask(step, *span)
 
-    def _made(self, loss_fn: Callable[[Any, Any], Tensor], output: Any, target: Any, m: int) -> Tensor:
+    def _made(self, loss_fn: Callable[[Any, Any], Tensor], output: Any, target: Any, m: int | None) -> Tensor:
         """What it gives. Raises :class:`InputError` where it fails without a target, tells of one row."""
         try:
             return loss_fn(output, target)
@@ -164,7 +189,7 @@ class Loss:
                     f"the step was given no target, and loss_fn failed with None ({told}); pass one, as in "
                     "rt.step(x, target=y), or give a loss_fn that does without"
                 ) from error
-            if self._rows[m] > 1 or len(self._rows) == 1:
+            if m is None or self._rows[m] > 1 or len(self._rows) == 1:
                 raise
             raise StepError(
                 f"loss_fn failed on microbatch {m}, which is a single row of the batch's {sum(self._rows)} "
@@ -173,14 +198,15 @@ class Loss:
             ) from error
 
     def _looked_at(
-        self, loss_fn: Callable[[Any, Any], Tensor], output: Any, target: Any, m: int, ends: set[Node]
+        self, loss_fn: Callable[[Any, Any], Tensor], output: Any, target: Any, m: int | None, ends: set[Node]
     ) -> Tensor:
         """What it gives. Raises :class:`InputError` where it takes what a forward leaves beside its output.
 
-        The outputs' own graphs begin at ``ends``.
+        The outputs' own graphs begin at ``ends``. To a loss of the whole batch no layer leaves that.
         """
         capture, since = self._kind.capture, newest()
-        with reads_noted(capture.model, capture.left, self.away) as read:
+        away = self.away if m is not None else {id(p) for p in capture.model.parameters()}
+        with reads_noted(capture.model, capture.left, away) as read:
             try:
                 loss = self._made(loss_fn, output, target, m)
             except Exception as error:  # whatever comes of a value that is not the microbatch's
@@ -267,9 +293,8 @@ class Loss:
             "the loss of the full batch is not the weighted sum of loss_fn's losses of its microbatches: %s; "
             "gradients differ from the full batch's as much. Pass loss_weight=lambda args, kwargs, target: "
             "(target != %d).sum() for a mean over labels that count, no loss_fn for the loss that the "
-            "model makes, loss_reduction='sum' for a sum; have the model's forward return a loss that "
-            "compares rows, which then runs on the whole batch; or pass n_microbatches=1, as for a loss that "
-            "keeps something from call to call",
+            "model makes, loss_reduction='sum' for a sum, or loss_on='batch' for one that compares rows or "
+            "keeps something from call to call, which is then called once on the whole batch",
             why,
             label,
         )

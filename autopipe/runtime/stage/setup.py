@@ -53,6 +53,7 @@ def card(
         "autocast": options.autocast if options.autocast is None else _kind(options.autocast),
         "loss_reduction": options.loss_reduction,
         "having a loss_weight": options.loss_weight is not None,
+        "loss_on": options.loss_on,
         "batch_dims": dict(options.batch_dims or {}),
         "release": options.release,
         "check_finite": options.check_finite,

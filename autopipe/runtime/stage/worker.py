@@ -156,6 +156,11 @@ class Worker:
         """The step under way."""
         return self._step
 
+    @property
+    def weights(self) -> Sequence[float | Tensor]:
+        """What each of the ``losses`` weighs."""
+        return self._step.weights
+
     def end(self) -> None:
         """Drop everything that belongs to a step, so that nothing holds a graph."""
         self._step = None  # type: ignore[assignment]

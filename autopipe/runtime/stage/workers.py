@@ -1,6 +1,6 @@
 """The workers of one process: one for each of its stages, and what wrapping the stages does to them.
 
-What a worker does is left to ``worker`` and ``tail``.
+What a worker does is left to ``worker``, ``last`` and ``tail``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ..options import Autocast
 from ..reduce.precision import autocast_context
 from ..reduce.sums import local
 from ..wire.boundary import Edge
+from .last import LastWorker
 from .loss import Loss
 from .setup import written_buffers
 from .tail import TailWorker
@@ -83,10 +84,13 @@ def make_workers(
             ),
             offloads=offloads,
         )
-        kind = TailWorker if is_tail else Worker
-        workers[section.index] = worker = kind(stage, section, edges, manner)
-        if isinstance(worker, TailWorker):
-            worker.join_by(capture.kinds)
+        if is_tail:
+            workers[section.index] = tail = TailWorker(stage, section, edges, manner)
+            tail.join_by(capture.kinds)
+        elif section.is_last:
+            workers[section.index] = LastWorker(stage, section, edges, manner, loss)
+        else:
+            workers[section.index] = Worker(stage, section, edges, manner)
     for worker in workers.values():
         worker.receivers = workers
     return workers

@@ -1,0 +1,205 @@
+"""A ``loss_fn`` that compares the rows of a batch gets the batch: the plain loop's loss and gradients."""
+
+import copy
+import functools
+import pathlib
+
+import pytest
+import torch
+from processes import run_ranks
+from torch import nn
+from whole_losses import LOSSES, WIDTH, info_nce, masked_mean, model, numbers, own, trained_on
+
+import autopipe
+from autopipe.errors import InputError, StepError
+from autopipe.schedule import NAMES
+
+EXACT = 1e-10
+SCRIPT = pathlib.Path(__file__).parents[1] / "whole_loss_ranks.py"
+
+
+@functools.cache
+def captured():
+    plain = model()
+    return autopipe.capture(plain, (numbers(10, 5),))
+
+
+def split(n_stages=2, **options):
+    """The model in stages, of one capture, and its twin; ten rows make ragged microbatches."""
+    options = {"costs": "estimated", "n_microbatches": 4, "time_limit_s": 0.2, **options}
+    pipe = autopipe.split(captured(), n_stages, **options)
+    pipe.model.load_state_dict(model().state_dict())
+    pipe.model.zero_grad()
+    return pipe, model()
+
+
+def compare(found, wanted):
+    for (name, p), q in zip(found.named_parameters(), wanted.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        if q.grad is not None:
+            torch.testing.assert_close(
+                p.grad, q.grad, rtol=EXACT, atol=EXACT, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+def check(name, pipe, twin, sizes=(10, 6, 8), **options):
+    """Steps on batches of several sizes leave what the plain loop does, in model and loss."""
+    make_loss, make_target = LOSSES[name]
+    batches = [(numbers(n, 5, seed=n), make_target(n)) for n in sizes]
+    mine, plain = make_loss(), make_loss()
+    runtime = pipe.runtime(mine, **options)
+    losses = [runtime.step(x, target=target).loss.item() for x, target in batches]
+    assert losses == pytest.approx(trained_on(twin, plain, batches), rel=EXACT, abs=EXACT)
+    compare(pipe.model, twin)
+    if isinstance(mine, nn.Module):
+        compare(mine, plain)
+    for key, value in own(plain).items():
+        assert own(mine)[key] == pytest.approx(value, rel=EXACT), key
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_on_the_batch_is_the_plain_loops(name):
+    check(name, *split(), loss_on="batch")
+
+
+@pytest.mark.parametrize("schedule", [n for n in NAMES if n != "forward-only"])
+def test_under_every_schedule(schedule):
+    n_stages = 4 if schedule in ("interleaved", "looped-bfs", "zbv", "dualpipev", "cost-aware") else 2
+    pipe, twin = split(n_stages, n_ranks=2, schedule=schedule)
+    check("InfoNCE over in-batch negatives", pipe, twin, loss_on="batch")
+
+
+@pytest.mark.parametrize("recompute", ["always", "never"])
+def test_stages_that_run_again_do_so_after_it(recompute):
+    pipe, twin = split(2, recompute=recompute)
+    check("a learned temperature", pipe, twin, loss_on="batch")
+
+
+class Two(nn.Module):
+    """Gives rows in a dict, and a mean of all of them beside it, as a balancing term is."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.gate, self.last = nn.Linear(5, 8), nn.Linear(8, 1), nn.Linear(8, WIDTH)
+
+    def forward(self, x):
+        h = self.first(x).tanh()
+        return {"z": self.last(h), "gates": (self.gate(h).sigmoid(), h.square().mean())}
+
+
+def of_two(output, target):
+    gate, load = output["gates"]
+    return info_nce(output["z"] * gate, target) + 0.1 * load + gate.mean().log()
+
+
+def of_parts(pipe, loss_fn, **options):
+    return pipe.runtime(loss_fn, loss_on="batch", **options)
+
+
+def test_nested_outputs_and_numbers_among_them_have_their_gradients():
+    torch.manual_seed(0)
+    net, x, target = Two().double(), numbers(10, 5), numbers(10, WIDTH)
+    plain = copy.deepcopy(net)
+    pipe = autopipe.split(net, 2, (x,), costs="estimated", n_microbatches=4)
+    found = of_parts(pipe, of_two).step(x, target=target)
+    assert trained_on(plain, of_two, [(x, target)]) == pytest.approx([found.loss.item()], rel=EXACT)
+    compare(net, plain)
+
+
+def test_what_else_a_step_does_it_does_of_the_batch_too():
+    """Inputs' gradients, factors, scalers, outputs, accumulated batches and losses without gradients."""
+    pipe, twin = split()
+    x, target = numbers(10, 5).requires_grad_(), numbers(10, WIDTH)
+    runtime = of_parts(pipe, info_nce)
+    with runtime.scaled(3.0):
+        found = runtime.step(x, target=target, return_outputs=True)
+    same = x.detach().clone().requires_grad_()
+    loss = info_nce(twin(same), target)
+    (3 * loss).backward()
+    torch.testing.assert_close(x.grad, same.grad, rtol=EXACT, atol=EXACT)
+    torch.testing.assert_close(found.outputs, twin(same), rtol=EXACT, atol=EXACT)
+    compare(pipe.model, twin)
+    for training in (True, False):
+        pipe.train(training)
+        assert runtime.evaluate(x.detach(), target=target).loss.item() == pytest.approx(
+            loss.item(), rel=EXACT
+        )
+    pipe.train()
+    for each in (pipe.model, twin):
+        each.zero_grad()
+    batches = [(numbers(n, 5, seed=n), numbers(n, WIDTH)) for n in (10, 6)]
+    found = runtime.accumulate([{"input": x, "target": t} for x, t in batches])
+    loss = sum(len(x) / 16 * info_nce(twin(x), t) for x, t in batches)
+    loss.backward()
+    assert found.loss.item() == pytest.approx(loss.item(), rel=EXACT)
+    compare(pipe.model, twin)
+
+
+def test_a_scaler_scales_it_and_a_loss_that_is_not_finite_is_told():
+    pipe, twin = split()
+    x, target = numbers(10, 5), numbers(10, WIDTH)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    of_parts(pipe, info_nce, scaler=scaler).step(x, target=target)
+    (256 * info_nce(twin(x), target)).backward()
+    compare(pipe.model, twin)
+    with pytest.raises(
+        StepError, match=r"loss is nan: .* is the loss of the whole batch, in rank 1, stage 1;"
+    ):
+        of_parts(pipe, masked_mean).step(x, target=(target, torch.zeros_like(target)))
+
+
+def test_a_schedule_that_goes_backward_before_is_refused_where_it_is_asked_for():
+    pipe, _ = split()
+    with pytest.raises(InputError, match=r"loss_fn is called on the whole batch.*'gpipe' or 'looped-bfs'.*"):
+        of_parts(pipe, info_nce, schedule="1f1b")
+    with pytest.raises(InputError, match="no loss_fn"):
+        pipe.runtime(loss_on="batch")
+    with pytest.raises(InputError, match="'batch', 'microbatches'"):
+        pipe.runtime(info_nce, loss_on="rows")
+
+
+class Leaving(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, WIDTH)
+
+    def forward(self, x):
+        h = self.first(x).tanh()
+        self.load = h.square().mean()
+        return self.last(h)
+
+
+def test_what_one_microbatch_left_beside_its_output_is_refused():
+    torch.manual_seed(0)
+    net, x = Leaving().double(), numbers(10, 5)
+    pipe = autopipe.split(net, 1, (x,), costs="estimated", n_microbatches=4)
+    with pytest.raises(InputError, match="which a stage sets for each microbatch"):
+        of_parts(pipe, lambda output, target: info_nce(output, target) + net.load).step(
+            x, target=numbers(10, WIDTH)
+        )
+
+
+def test_an_output_that_microbatches_do_not_make_is_refused():
+    torch.manual_seed(0)
+    x, net = numbers(10, 5), nn.Linear(5, WIDTH).double()
+
+    class Spread(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            h = self.net(x)
+            return h, h.detach().std(0)
+
+    pipe = autopipe.split(Spread(), 1, (x,), costs="estimated", n_microbatches=4)
+    with pytest.raises(InputError, match="hangs on the rows of a batch"):
+        pipe.runtime(lambda o, t: info_nce(o[0] / o[1], t), loss_on="batch", mixed_rows="allow").step(
+            x, target=numbers(10, WIDTH)
+        )
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("n_ranks", "names"), [(2, ["asked_for"]), (4, ["replicas"])])
+def test_on_ranks(n_ranks, names):
+    run_ranks(SCRIPT, n_ranks, *names, timeout_s=100)

@@ -1,0 +1,92 @@
+"""What ranks do with losses that compare rows: the plain loop's numbers, whatever is asked of them."""
+
+import functools
+
+import torch
+import torch.distributed as dist
+from rank_checks import run
+from torch.nn.parallel import DistributedDataParallel
+from whole_losses import LOSSES, WIDTH, info_nce, model, numbers, own, trained_on
+
+import autopipe
+
+EXACT = 1e-10
+
+
+@functools.cache
+def captured():
+    return autopipe.capture(model(), (numbers(10, 5),))
+
+
+def split(schedule, n_stages=2, n_ranks=2, **options):
+    pipe = autopipe.split(
+        captured(),
+        n_stages,
+        n_ranks=n_ranks,
+        schedule=schedule,
+        costs="estimated",
+        n_microbatches=4,
+        **options,
+    )
+    return pipe, model()
+
+
+def compare(runtime, twin):
+    wanted = dict(twin.named_parameters())
+    for name, p in runtime.named_parameters():
+        torch.testing.assert_close(p.grad, wanted[name].grad, rtol=EXACT, atol=EXACT, msg=name)
+
+
+def check(name, schedule, n_stages=2, feed=None, **options):
+    """Several steps, the first of which decides where nothing is asked for."""
+    make_loss, make_target = LOSSES[name]
+    pipe, twin = split(schedule, n_stages)
+    pipe.model.load_state_dict(twin.state_dict())
+    pipe.model.zero_grad()
+    mine, plain = make_loss(), make_loss()
+    runtime = pipe.runtime(mine, feed=feed, **options)
+    batches = [(numbers(n, 5, seed=n), make_target(n)) for n in (10, 10, 6, 8)]
+    for (x, target), loss in zip(batches, trained_on(twin, plain, batches), strict=True):
+        given = {"target": target} if feed in (None, dist.get_rank()) else {}
+        found = runtime.step(*([x] if given else []), **given).loss.item()
+        assert abs(found - loss) < EXACT, (name, schedule, found, loss)
+    compare(runtime, twin)
+    if isinstance(mine, torch.nn.Module):
+        for p, q in zip(mine.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=EXACT, atol=EXACT)
+    elif dist.get_rank() == 1:
+        assert own(mine).keys() == own(plain).keys()
+    pipe.merge()
+
+
+def asked_for():
+    for name, schedule, n_stages in (
+        ("DPO over halves", "1f1b", 2),
+        ("a learned temperature", "zb-h1", 2),
+        ("masked mean", "interleaved", 4),
+        ("Barlow Twins", "dualpipev", 4),
+    ):
+        check(name, schedule, n_stages, loss_on="batch")
+    check("a centre that moves", "1f1b", feed=1, loss_on="batch")
+
+
+def replicas(loss_on="batch"):
+    """Two pipelines of two ranks: each replica's batch is its own, and gradients are their mean."""
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    replica = mesh.get_local_rank("dp")
+    pipe, twin = split("1f1b")
+    runtime = pipe.runtime(info_nce, mesh=mesh, loss_on=loss_on)
+    runtime.wrap(lambda stage: DistributedDataParallel(stage, process_group=mesh.get_group("dp")))
+    losses = []
+    for seed in (1, 2, 3):
+        halves = [(numbers(10, 5, seed=seed + 10 * i), numbers(10, WIDTH, seed=seed + i)) for i in range(2)]
+        found = runtime.step(halves[replica][0], target=halves[replica][1]).loss.item()
+        each = [info_nce(twin(x), target) for x, target in halves]
+        (sum(each) / 2).backward()
+        losses.append(abs(found - each[replica].item()))
+    assert max(losses) < EXACT, losses
+    compare(runtime, twin)
+
+
+if __name__ == "__main__":
+    run({"asked_for": asked_for, "replicas": replicas})
