@@ -21,7 +21,7 @@ from ..errors import InputError
 from ..exports import gather, relays, to_megatron_layout, to_torch_stages
 from ..neighbours.generation import generate
 from ..plans import Plan, check_between, check_plan
-from ..runtime import Runtime, mixing
+from ..runtime import Progress, Runtime, mixing
 from ..runtime.wire.peers import joining
 from ..stages import Parity, Stage, build, renewed, run_values, undisturbed, verify
 from ..torch_private import uncompiled
@@ -86,6 +86,7 @@ class Pipe(nn.Module, metaclass=_Short):
         check_between(plan, capture.ops)
         object.__setattr__(self, "_runtime", [])
         object.__setattr__(self, "_exported", [])
+        object.__setattr__(self, "_progress", Progress())
         object.__setattr__(self, "_has_warned", False)
         object.__setattr__(self, "forward", self._signed(type(self).forward))
 
@@ -96,6 +97,7 @@ class Pipe(nn.Module, metaclass=_Short):
     stages: tuple[Stage, ...]
     _runtime: list[Runtime]
     _exported: list[dist.ProcessGroup | None]
+    _progress: Progress
     _has_warned: bool
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -289,8 +291,9 @@ class Pipe(nn.Module, metaclass=_Short):
         :class:`autopipe.runtime.Runtime`: ``n_microbatches``, ``schedule``, ``device``, ``mesh``,
         ``autocast``, ``scaler``, ``loss_reduction``, ``loss_weight``, ``loss_on``, ``release``,
         ``batch_dims``, ``stall_limit_s``, ``check_finite``, ``feed``, ``mixed_rows``, ``weights``. None means
-        what the plan says. Raises :class:`InputError` for an unknown option, and where the pipe or part of it
-        is wrapped.
+        what the plan says. Further runtimes of a pipe count its steps together: random streams, saves and
+        resumes go on. Raises :class:`InputError` for an unknown option, and where the pipe or part of it is
+        wrapped.
         """
         join_group()
         with joining(options.get("mesh")):
@@ -300,7 +303,8 @@ class Pipe(nn.Module, metaclass=_Short):
         check_names("runtime", options, Runtime)
         check_whole(self)
         own = weakref.WeakMethod(self._adopt)  # else the two would keep each other
-        given = {"costs": self.costs, "adopt": lambda *cut: (adopt := own()) and adopt(*cut), **options}
+        adopt = {"adopt": lambda *cut: (adopt := own()) and adopt(*cut)}
+        given = {"costs": self.costs, "progress": self._progress, **adopt, **options}
         runtime = Runtime(self.graph, self.plan, self.stages, loss_fn=loss_fn, **given)
         self._runtime[:] = [runtime]
         return runtime

@@ -39,6 +39,7 @@ Where a change goes:
 """
 
 from .data.rows import mixing
+from .options import Progress
 from .runtime import Runtime, StepResult
 
-__all__ = ["Runtime", "StepResult", "mixing"]
+__all__ = ["Progress", "Runtime", "StepResult", "mixing"]

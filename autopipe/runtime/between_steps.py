@@ -128,6 +128,7 @@ class BetweenSteps:
     ) -> int:
         """Load the last whole save of a row made with ``keep_last``; the number of steps it had made.
 
+        Each :meth:`Runtime.step` is one, and each :meth:`Runtime.accumulate`, whatever its batches.
         Returns 0 where there is no save yet. A damaged save is passed over for the one before, with a
         warning. Raises the last one's :class:`StoreError` where none can be loaded, :class:`InputError` where
         ``path`` is a save itself.

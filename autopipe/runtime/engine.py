@@ -30,10 +30,11 @@ from .execute.program import LOSS_WAITS, MODEL_WAITS, forward_part, pick_schedul
 from .execute.results import Results
 from .execute.step_agreement import StepAgreement
 from .new_forms import NewForms
-from .options import Options
+from .options import Options, Progress
 from .peak_memory import PeakMemory
 from .reduce.data_parallel import ReplicaDims, Replicas, replicas_of
 from .reduce.hooks import is_hooked
+from .reduce.option_changes import OptionChanges
 from .reduce.precision import placeholder
 from .reduce.refusals import watch, watch_scalers
 from .reduce.ties import TieSum, check_ties, find_ties, learned, own_of
@@ -76,8 +77,10 @@ class Engine:
     Attributes
     ----------
     rank: within the pipeline. stages, workers: those of this process. peers: None when it holds all stages.
+    progress: of the model, by this runtime and others of it. n_own_steps: training steps by this one.
     n_loads: calls of ``load_state_dict`` that have reached weights of several ranks.
     was_loaded: whether any has reached weights since :meth:`follow_parameters`.
+    option_changes: what is changed of its optimizers' options between their steps.
     records: (start, duration, clock) of recent training steps.
     frees: whether weights that only others train are given back. absent: those that others train.
     turn: held by the thread that uses the runtime. under_way: what it does meanwhile.
@@ -85,13 +88,25 @@ class Engine:
     publisher: writes recent steps where they are watched. peak_memory: the most the stages held.
     """
 
-    def __init__(self, capture: Capture, plan: Plan, stages: tuple[Stage, ...], options: Options) -> None:
+    def __init__(
+        self,
+        capture: Capture,
+        plan: Plan,
+        stages: tuple[Stage, ...],
+        options: Options,
+        progress: Progress,
+    ) -> None:
         self.capture, self.plan, self.all_stages, self.options = capture, plan, stages, options
-        self.n_steps = self.n_forwards = self.n_loads = 0
+        self.progress = progress
+        self.n_own_steps = self.n_loads = 0
         self.was_loaded = False
         self.was_wrapped = False
         self.under_way = ""
         self.publisher: Publisher | None = None
+        self.option_changes = OptionChanges()
+        self._steppers: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._guards: list[Any] = []
         self._gathered: tuple[tuple[int, ...], int | None] = (), None
         self.records: collections.deque[tuple[float, float, Clock]] = collections.deque(
@@ -180,7 +195,8 @@ class Engine:
         self.tied = {id(t.parameter) for t in ties}
         self.counted_elsewhere = {id(t.parameter) for t in ties if t.ranks[0] != self.rank}
         everywhere, gather = (stages, self.peers.gather) if self.peers else ((), lambda mine, _: [mine])
-        self.written = WrittenAlone(capture.model, everywhere, self.rank, gather)
+        layers = None if self.peers is None else capture.whole.again()
+        self.written = WrittenAlone(capture.model, everywhere, self.rank, gather, layers, options.loss_fn)
         self.records.clear()
         self.intake = Intake(
             capture, options, self.kinds, self._forms, self._feed, self.peers, self.stages, self.device
@@ -282,6 +298,7 @@ class Engine:
         self._gathered = gathered(self.workers, self.plan, schedule, rank)
         self._replace_ties(replaced)
         accept()  # shards and wrapped layers are the runtime's own doing
+        self.written.after_call()
 
     def part_with_weights(self) -> None:
         """From now on the weights of other ranks' stages are theirs alone: reading them here raises."""
@@ -310,6 +327,16 @@ class Engine:
         reached = {s.rank for s in self.all_stages if any(id(p) in loaded for p in s.parameters())}
         self.n_loads += len(reached) > 1
         self.was_loaded |= bool(reached)
+
+    def note_options(self, optimizer: torch.optim.Optimizer, *, is_after: bool) -> None:
+        """Keep in mind by what options an optimizer steps, if it is one of this rank's weights."""
+        first = next((p for group in optimizer.param_groups for p in group["params"]), None)
+        known = self._steppers.get(optimizer)
+        if known is None or known[0] != id(first):
+            is_own = any(p is first for p in (*(p for _, p in self.stepped()), self.placeholder))
+            self._steppers[optimizer] = known = id(first), is_own
+        if known[1]:
+            (self.option_changes.after_step if is_after else self.option_changes.before_step)(optimizer)
 
     def follow_parameters(self) -> None:
         """Take the parameters that the model has now for those that it had under the same names.

@@ -20,7 +20,7 @@ from ..arguments import brief, called, flag, mapping, number, one_of, whole
 from ..errors import InputError
 from ..schedule import NAMES, Schedule
 
-__all__ = ["Autocast", "Init", "LossOn", "LossWeight", "Options", "Request", "Where", "is_due"]
+__all__ = ["Autocast", "Init", "LossOn", "LossWeight", "Options", "Progress", "Request", "Where", "is_due"]
 
 Autocast = torch.dtype | Callable[[], contextlib.AbstractContextManager[Any]] | None
 """The dtype that forward and loss run in, or what makes the context they run in."""
@@ -39,6 +39,19 @@ MOST_MICROBATCHES = 2**16
 def is_due(n_done: int) -> bool:
     """Whether what is looked at now and then is looked at after so many calls: 0, 1, 2, 4, 8 and so on."""
     return n_done & (n_done - 1) == 0
+
+
+@dataclasses.dataclass
+class Progress:
+    """How many steps a model has made, and calls with and without gradients, whichever runtime made them.
+
+    ``n_steps`` are as users count them, several batches that one call accumulates being one. Random streams
+    go by the calls, of which each batch is one.
+    """
+
+    n_steps: int = 0
+    n_backwards: int = 0
+    n_forwards: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import time
 import zlib
@@ -31,6 +32,7 @@ from .execute.executor import Clock, Line
 from .execute.step_agreement import Traits
 from .options import Request, is_due
 from .reduce.hooks import once_a_step
+from .reduce.option_changes import Told, are_unlike, unlike
 from .reduce.precision import spread_overflow
 from .reduce.refusals import refuse_line_search
 from .reduce.unstepped import Unstepped
@@ -40,6 +42,8 @@ from .stage.worker import StepInputs
 from .step_result import StepLoss, StepResult
 
 __all__ = ["Runner"]
+
+_logger = logging.getLogger("autopipe")
 
 MOST_TIMES = 1e30
 LOOKED_AT = 2
@@ -70,6 +74,7 @@ class Runner:
         self._agreed: AutopipeError | None = None
         self._nonfinite: StepError | None = None
         self._unstepped, self._was_loaded = Unstepped(), False
+        self._n_options_compared, self._has_unlike_options = 0, False
 
     # -- calls --------------------------------------------------------------------------------------
 
@@ -112,6 +117,7 @@ class Runner:
             with self.changed(syncs=i + 1 == len(counted), times=share):
                 found = self.run(request).loss.as_subclass(Tensor)
             parts.append(share * found.double())
+        self.engine.progress.n_steps += 1
         is_scaled = self.engine.options.scaler is not None
         loss = torch.stack(parts).sum().to(found.dtype)
         return StepResult(StepLoss.of(loss, is_scaled=is_scaled))
@@ -187,12 +193,15 @@ class Runner:
             self._end()
         engine.patience.is_warm = True
         self._leave(step.batch)
+        engine.written.after_call()
         if not step.grad:
-            engine.n_forwards += 1
+            engine.progress.n_forwards += 1
             return result
         is_scaled = engine.options.scaler is not None
         result = StepResult(StepLoss.of(result.loss, adds=adds, is_scaled=is_scaled), result.outputs)
-        engine.n_steps += 1
+        engine.progress.n_backwards += 1
+        engine.progress.n_steps += not self._is_accumulating
+        engine.n_own_steps += 1
         self.is_summed = self.syncs
         self._unstepped.note(p for stage in engine.stages for p in stage.parameters())
         step_s = time.perf_counter() - start_s - self._waited_s
@@ -225,7 +234,7 @@ class Runner:
         """
         engine = self.engine
         request.check()
-        if request.grad and engine.peers is not None and is_due(engine.n_steps):
+        if request.grad and engine.peers is not None and is_due(engine.n_own_steps):
             refuse_line_search()
             self._refuse_strangers()
         engine.unfilled.check()
@@ -233,7 +242,7 @@ class Runner:
             self._check_as_trained()
         taken = engine.intake.take(request)
         self._was_loaded = engine.was_loaded
-        if request.grad and not engine.was_wrapped and (engine.was_loaded or is_due(engine.n_steps)):
+        if request.grad and not engine.was_wrapped and (engine.was_loaded or is_due(engine.n_own_steps)):
             engine.follow_parameters()
         batch = taken.batch
         if request.outputs and not engine.is_whole:
@@ -274,7 +283,7 @@ class Runner:
     def _adds(self) -> bool:
         """Whether a step now would, unscaled, add to gradients; looked at now and then, true once."""
         engine = self.engine
-        if self._has_added or self.factor != 1.0 or self.share is not None or not is_due(engine.n_steps):
+        if self._has_added or self.factor != 1.0 or self.share is not None or not is_due(engine.n_own_steps):
             return False
         trained = [p for stage in engine.stages for p in stage.parameters() if p.requires_grad]
         grad = trained[-1].grad if trained else None
@@ -292,6 +301,7 @@ class Runner:
         scaler = engine.options.scaler if grad else None
         # every rank's scaler must know its scale before it can unscale
         scale = None if scaler is None else scaler.scale(torch.ones((), device=engine.device))
+        told = 1.0 if scale is None or engine.device.type != "cpu" else float(scale)
         if grad and counted is not None and engine.weighs_replicas():
             share = self.share if self.share is not None else self._share(counted)
             scale = share if scale is None else scale * share
@@ -304,7 +314,8 @@ class Runner:
             each = found.unbind()
             return each if type(loss) is Tensor else [torch.ones_like(loss) * seed for seed in each]
 
-        count = engine.n_steps if grad or request.like_step else -1 - engine.n_forwards
+        progress = engine.progress
+        count = progress.n_backwards if grad or request.like_step else -1 - progress.n_forwards
         replica = engine.replica_dims.index
         own_seed = rng.mix(engine.seed, replica) if replica else engine.seed
         return StepInputs(
@@ -317,6 +328,7 @@ class Runner:
             outputs_on=request.outputs_on,
             syncs=self.syncs,
             tracked=frozenset(taken.inputs),
+            scale=told,
         )
 
     def _weights_of_losses(self, weights: Sequence[float | Tensor], factor: float, loss: Tensor) -> Tensor:
@@ -341,7 +353,6 @@ class Runner:
             self._compare_replicas(step)
         has_hooks, self._hooked, self._hooked_ties = engine.hooked() if step.grad else (False, (), ())
         looks, self._traits = False, self._own_traits(has_hooks) if step.grad else 0
-        engine.written.changes |= engine.kinds.changes()
         if engine.written.any:
             self._traits |= Traits.WRITTEN
         if engine.step_agreement is not None:
@@ -349,7 +360,9 @@ class Runner:
                 step, self.factor, engine.n_loads, self._traits
             )
         if self._traits & Traits.STEPPED:
-            self._unstepped.tell(engine.rank, engine.n_steps)
+            self._unstepped.tell(engine.rank, engine.progress.n_steps)
+        if are_unlike(self._traits):
+            self._compare_options()
         self._check_written(looks=looks)
         if step.grad and engine.step_agreement is not None:
             engine.part_with_weights()
@@ -373,6 +386,27 @@ class Runner:
                 if self._is_alone:
                     self._agreed = error
                 raise
+
+    def _compare_options(self) -> None:
+        """Warn once of options of optimizers that one rank alone has changed."""
+        engine = self.engine
+        looks = self._n_options_compared < LOOKED_AT or is_due(engine.n_own_steps)
+        if self._has_unlike_options or not looks:
+            return
+        assert engine.peers is not None
+        self._n_options_compared += 1
+        found = unlike(engine.peers.gather(engine.option_changes.told(), list[Told]))
+        if found is None:
+            return
+        self._has_unlike_options = True
+        if engine.rank in found[0]:
+            shown = " and ".join(f"{has} on rank {rank}" for rank, has in found[0].items())
+            _logger.warning(
+                "optimizers step by %s, %s: layers of one model are trained otherwise there; where that is "
+                "not meant, change options on every rank alike (not under `if rank == 0`)",
+                shown,
+                found[1],
+            )
 
     def _compare_hooks(self) -> None:
         """Raise :class:`InputError` where ranks have unlike hooks on a tied weight: all do, and may go on."""
@@ -408,7 +442,7 @@ class Runner:
             traits |= Traits.HOLDS
         if self._unstepped.was_changed and not self._was_loaded:
             traits |= Traits.STEPPED
-        return traits
+        return traits | engine.option_changes.bits
 
     def _may_hold(self) -> bool:
         """Whether there may be gradients of earlier steps: what shards have yet to sum is not theirs to show.

@@ -20,7 +20,7 @@ from ..plans import Plan
 from ..stages import Stage
 from .between_steps import BetweenSteps
 from .engine import Engine
-from .options import Options, Request, Where
+from .options import Options, Progress, Request, Where
 from .rebalance import Cutter
 from .reduce.precision import clip_grad_norm
 from .runner import Runner
@@ -78,6 +78,8 @@ class Runtime(BetweenSteps):
     feed: the pipeline rank that alone has the batch: the others call ``step()`` without inputs, and get
         what their stages use. By default every rank passes the same batch, and nothing is sent.
     costs, adopt: what each op was predicted to take, for :meth:`rebalance`; who is given its new plan.
+    progress: how many steps the model has made, which this runtime and others of it count on: random streams,
+        the saves of a row and :meth:`resume` go by it.
     mixed_rows: what to do with several microbatches where capture found that rows of a batch depend on one
         another (contrastive losses, in-batch negatives). ``"tail"``: where only the end of the model mixes
         them, that end runs once on the whole batch, loss included, when every microbatch has come that far.
@@ -99,11 +101,12 @@ class Runtime(BetweenSteps):
         n_microbatches: int | None = None,
         costs: CostTable | None = None,
         adopt: Callable[[Plan, tuple[Stage, ...]], None] = lambda plan, stages: None,
+        progress: Progress | None = None,
         **options: Any,
     ) -> None:
         count = plan.n_microbatches if n_microbatches is None else n_microbatches
         given = Options(n_microbatches=count, **options)
-        self._engine = Engine(capture, plan, tuple(stages), given)
+        self._engine = Engine(capture, plan, tuple(stages), given, progress or Progress())
         self._runner = Runner(self._engine)
         self._cutter = Cutter(self._engine, costs, adopt)
         self._checkpoints = Checkpoints(self._engine, self._engine.named_parameters)

@@ -70,7 +70,7 @@ class Checkpoints:
         if keep_last is not None:
             if type(keep_last) is not int or keep_last < 1:
                 raise InputError(f"keep_last is {keep_last!r}; it is how many saves to keep, at least 1")
-            path = step_path(path, self._engine.n_steps)
+            path = step_path(path, self._engine.progress.n_steps)
         is_single = path.suffix in SINGLES and keep_last is None
         _check_place(path, objects, is_single)
         return _absolute(path) if background else path, is_single
@@ -123,7 +123,7 @@ class Checkpoints:
             texts={} if is_single else _texts(engine.capture.model),
             writes=self._agreement.writes,
             model=type(engine.capture.model).__name__,
-            steps=engine.n_steps,
+            steps=engine.progress.n_steps,
             seed=engine.seed,
             max_bytes=max_bytes,
             fault=fault,
@@ -145,7 +145,8 @@ class Checkpoints:
             state = collect(
                 objects, list(engine.stepped()), engine.device, extras, is_kept=self._agreement.writes
             )
-            state |= {"holding": self._holding.told(), "counts": {"forwards": engine.n_forwards}}
+            counts = {"forwards": engine.progress.n_forwards, "backwards": engine.progress.n_backwards}
+            state |= {"holding": self._holding.told(), "counts": counts}
         except Exception as error:  # of the user's own objects
             if engine.peers is None and replica.n == 1:
                 raise
@@ -232,7 +233,7 @@ class Checkpoints:
                 tried.add(name)
                 try:
                     self.load(root / name, objects, strict=True)
-                    return self._engine.n_steps
+                    return self._engine.progress.n_steps
                 except StoreError as error:
                     first = first or error
                     _logger.warning("%s; going on from the save before it", error)
@@ -278,8 +279,9 @@ class Checkpoints:
             checkpoint.read(dict(distinct.values()))
             engine.written.note(wanted.values())
         if checkpoint.manifest is not None:
-            engine.n_steps, engine.seed = checkpoint.manifest.steps, checkpoint.manifest.seed
-            engine.n_forwards = checkpoint.n_forwards
+            engine.progress.n_steps, engine.seed = checkpoint.manifest.steps, checkpoint.manifest.seed
+            engine.progress.n_forwards = checkpoint.counted("forwards", 0)
+            engine.progress.n_backwards = checkpoint.counted("backwards", checkpoint.manifest.steps)
 
     def _loss_in(
         self, checkpoint: Checkpoint, objects: Mapping[str, Any], path: pathlib.Path

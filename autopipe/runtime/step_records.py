@@ -107,7 +107,7 @@ class Publisher:
             plan=self._digest,
             rank=engine.rank,
             n_ranks=1 if engine.peers is None else engine.plan.n_ranks,
-            step=engine.n_steps - n_pending,
+            step=engine.progress.n_steps - n_pending,
             at_s=time.time(),
             loss=self._latest(loss),
             recorded=record(engine, self._offset_s, last=SHOWN_STEPS),

@@ -833,6 +833,26 @@ def skipped_steps():
         assert sum("as by an optimizer" in text for text in told) == is_left, (way, told)
 
 
+def rates():
+    """A rate that one rank alone changes is told of there and on the other, once."""
+    pair = Pair()
+    x, y = batch()
+    optimizer = torch.optim.SGD(pair.rt.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    for k in range(4):
+        if k == 2 and rank() == 0:
+            optimizer.param_groups[0]["lr"] *= 3
+        with heard() as told:
+            pair.rt.step(x, target=y)
+            optimizer.step()
+            pair.rt.step(x, target=y)
+        is_told = k == 2 and not is_whole()
+        assert (
+            sum("optimizers step by lr=0.003 on rank 0 and lr=0.001 on rank 1" in t for t in told) == is_told
+        ), told
+        scheduler.step()
+
+
 def loads():
     """Weights loaded between steps on every rank are trained on; on one rank alone they end the next step."""
     pair = Pair()
@@ -889,7 +909,7 @@ def groups():
 CHECKED = (
     modes, batches, targets, losses, interrupted, calls, unlike, fed, fed_anew, optimizers, optimizers_of_all,
     hooks, hooks_on_ties, ties_of_two_runtimes, frozen_ties, weights_of_the_loss, thawed_weights_of_the_loss,
-    norms_without_weights, hooks_under_wraps, hooks_that_move, skipped_steps, loads, several, groups,
+    norms_without_weights, hooks_under_wraps, hooks_that_move, skipped_steps, rates, loads, several, groups,
 )  # fmt: skip
 CHECKS = {f.__name__: f for f in CHECKED}
 

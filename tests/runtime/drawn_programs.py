@@ -394,7 +394,7 @@ class Side:
             self.rt.gather_weights()
         elif what == "report":
             str(self.rt.report())
-        elif what == "second" and not self.program.is_random:
+        elif what == "second":
             self._run()
         elif what == "verify" and not self.program.is_random:
             self.pipe.verify()

@@ -73,7 +73,7 @@ def goes_on(_):
                 runtime.step(*(args if gives else ()), target=x if gives else None)
         pairs = zip(runtime.named_parameters(), plain.named_parameters(), strict=True)
         assert all(torch.equal(a, b) for (_, a), (_, b) in pairs)
-        assert runtime._engine.n_steps == plain._engine.n_steps == len(bad)
+        assert runtime._engine.progress.n_steps == plain._engine.progress.n_steps == len(bad)
     runtime = made(world)
     runtime.step(x, target=x)
     with pytest.raises(AutopipeError) as told:

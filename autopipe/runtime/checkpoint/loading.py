@@ -56,7 +56,7 @@ def _is_state(state: Any) -> bool:
     if not isinstance(state, dict) or not all(isinstance(part, dict) for part in state.values()):
         return False
     held, counts = state.get("holding", {}), state.get("counts", {})
-    if not all(_are_names(names) for names in held.values()) or set(counts) - {"forwards"}:
+    if not all(_are_names(names) for names in held.values()) or set(counts) - {"forwards", "backwards"}:
         return False
     if not all(type(n) is int and 0 <= n < 1 << 62 for n in counts.values()):
         return False
@@ -219,10 +219,9 @@ class Checkpoint(Opened):
             return self.manifest.checksum
         return zlib.crc32(digest(self.weights).encode())
 
-    @property
-    def n_forwards(self) -> int:
-        """How many forwards without gradients were made until then: their draws go on from there."""
-        return next((s["counts"]["forwards"] for s in self.states if s.get("counts")), 0)
+    def counted(self, what: str, otherwise: int) -> int:
+        """How many ``"forwards"`` or ``"backwards"`` were called until then: their draws go on from there."""
+        return next((n for s in self.states if (n := s.get("counts", {}).get(what)) is not None), otherwise)
 
     def stored(self, name: str) -> Stored:
         """A weight, not read."""

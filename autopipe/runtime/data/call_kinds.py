@@ -51,14 +51,6 @@ class Kinds:
     def __iter__(self) -> Iterator[Kind]:
         return (self[number] for number in range(len(self._capture.kinds)))
 
-    def changes(self) -> dict[str, str]:
-        """What has changed in layers that stay whole since this was asked, with the path of the layer."""
-        found: dict[str, str] = {}
-        for kind in self._made:
-            found |= kind.mixed.changes
-            kind.mixed.changes.clear()
-        return found
-
     def of(self, capture: Capture) -> Kind:
         """That of the calls which a capture is for."""
         return self[self._capture.kinds.index(capture)]

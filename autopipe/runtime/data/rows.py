@@ -38,10 +38,7 @@ ALLOWED_BELOW = 0.1
 
 
 class MixedRows:
-    """What the capture found that makes rows depend on one another, told when it comes to matter.
-
-    ``changes``: what has changed in layers that stay whole, with the path of each, until it is looked at.
-    """
+    """What the capture found that makes rows depend on one another, told when it comes to matter."""
 
     def __init__(self, capture: Capture, mode: str, is_whole: bool) -> None:
         """``is_whole``: what mixes rows at the model's end gets the whole batch."""
@@ -53,7 +50,6 @@ class MixedRows:
         self._drawn: dict[bool, str] = {}
         self._amiss: dict[tuple[int, int, bool], str] = {}
         self._given: str | None = None
-        self.changes: dict[str, str] = {}
 
     def check_tables(self) -> None:
         """Raise :class:`InputError` where tables by which rows are taken hold something else than before."""
@@ -200,7 +196,6 @@ class MixedRows:
         whole, name = self._capture.whole, type(self._model).__name__
         if not (changed := whole.changed()):
             return
-        self.changes |= changed
         shown = f"{', '.join([*changed][:3])} changed after the capture"
         otherwise = InputError(
             f"{name}: {shown}, and with it how microbatches make what the batch gives; capture again as the "

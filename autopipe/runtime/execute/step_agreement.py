@@ -37,6 +37,7 @@ ALIKE = (
     "no_sync",
     "inputs that require a gradient",
     "factor of gradients",
+    "scale of the scaler",
     "call (with or without a loss)",
     "return_outputs",
     FROZEN,
@@ -47,7 +48,10 @@ ALIKE = (
 
 
 class Traits:
-    """Bits: what a rank may have of a step that others are to know of, though they need not have it too."""
+    """Bits: what a rank may have of a step that others are to know of, though they need not have it too.
+
+    Above them are those of ``option_changes``.
+    """
 
     HOOKS = 1
     """Hooks of the user's that backward calls, which may fail when the others are done."""
@@ -144,7 +148,7 @@ class StepAgreement:
             flags = tuple([p.requires_grad for p in self._parameters])
         mode = step.grad, training, flags, step.tracked
         cut = batch.rows, batch.forms, tuple(map(tuple, batch.packed.values()))
-        asked = step.syncs, factor, step.want_loss, step.outputs_on, n_loads
+        asked = step.syncs, factor, step.scale, step.want_loss, step.outputs_on, n_loads
         key = mode, asked, cut, batch.signature(0)
         if key == self._said.key:
             return self._said
@@ -160,6 +164,7 @@ class StepAgreement:
                     f"sync={step.syncs},",
                     f"inputs' gradients={sorted(step.tracked)},",
                     f"times={factor:.12g},",
+                    f"scale={step.scale:.12g}," if step.scale != 1.0 else "",
                     f"loss={step.want_loss},",
                     f"outputs={step.outputs_on or None},",
                     f"trained={sum(flags)} of {len(flags)}",

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ...arguments import brief
 from ...errors import InputError, StaleError
@@ -57,6 +57,9 @@ class PartOfModel(Protocol):
     def note_load(self, module: nn.Module) -> None:
         """That a module, maybe of this model, has taken a ``state_dict``."""
 
+    def note_options(self, optimizer: optim.Optimizer, *, is_after: bool) -> None:
+        """That an optimizer, maybe of this model, is about to step, or ``is_after`` that."""
+
 
 _watched: weakref.WeakSet[PartOfModel] = weakref.WeakSet()
 _scaled: weakref.WeakSet[PartOfModel] = weakref.WeakSet()
@@ -81,6 +84,8 @@ def watch(owner: PartOfModel) -> None:
     if not _hooks:
         _hooks.append(register_optimizer_step_pre_hook(_refuse_other_stages))
         _hooks.append(register_optimizer_step_pre_hook(_refuse_step))
+        _hooks.append(register_optimizer_step_pre_hook(functools.partial(_note_options, False)))
+        _hooks.append(register_optimizer_step_post_hook(functools.partial(_note_options, True)))
 
 
 def watch_scalers(owner: PartOfModel) -> None:
@@ -131,6 +136,11 @@ def _refuse_other_stages(optimizer: optim.Optimizer, *_: Any) -> None:
                 "process_group=mesh.get_group('dp'), of the mesh that pipe.runtime(mesh=...) was given, or "
                 "without replicas take a plain optimizer"
             )
+
+
+def _note_options(is_after: bool, optimizer: optim.Optimizer, *_: Any) -> None:
+    for owner in _watched:
+        owner.note_options(optimizer, is_after=is_after)
 
 
 def _refuse_step(optimizer: optim.Optimizer, *_: Any) -> None:

@@ -40,7 +40,8 @@ class StepInputs:
     microbatch weighs, times the gradient scale. ``syncs`` says that gradients are reduced over ranks at the
     end. ``seed`` fixes the random numbers of the step; None leaves the generators alone. ``outside`` keeps
     Python's and numpy's where stages draw from them. ``tracked`` are the inputs whose gradients are wanted.
-    ``outputs_on`` says which ranks are to have outputs: none (``""``), the last, all.
+    ``outputs_on`` says which ranks are to have outputs: none (``""``), the last, all. ``scale`` is what a
+    scaler multiplies losses by, where nothing has to wait to tell.
     """
 
     batch: Batch
@@ -52,6 +53,7 @@ class StepInputs:
     outputs_on: str
     syncs: bool = True
     tracked: frozenset[str] = frozenset()
+    scale: float = 1.0
     outside: rng.Outside = dataclasses.field(default_factory=rng.Outside)
 
 

@@ -1,9 +1,9 @@
 """Buffers, weights and layers that user code changes between steps on some ranks alone.
 
 Every rank's model has all layers, all buffers, and all weights until it trains; those of a stage's own rank
-count. What is changed elsewhere alone is lost, and where stages of several ranks read one tensor, their
-copies are to be equal. Trained weights of several ranks are left to ``reduce.ties``, writes in a step to
-``written_copies``.
+count, and of a loss those of the last stage's. What is changed elsewhere alone is lost, and where stages of
+several ranks read one tensor, their copies are to be equal. Trained weights of several ranks are left to
+``reduce.ties``, writes in a step to ``written_copies``.
 """
 
 from __future__ import annotations
@@ -18,22 +18,27 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...stages import Stage
+from ...tracing.state.reach import reached
+from ...tracing.state.whole_layers import WholeLayers
 from .stale import StaleTensor
 
 __all__ = ["WrittenAlone"]
 
+LOSS = "loss_fn"
+"""What a loss is called that is a module."""
 Gather = Callable[[Any, Any], Sequence[Any]]
 """Brings what every rank tells, of a type, to every rank, in their order."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a module holds a tensor, and the ranks whose stages read it."""
+    """Where a module holds a tensor, and the ranks whose stages, or whose loss, read it."""
 
     name: str
     held: Mapping[str, Tensor | None]
     leaf: str
     ranks: frozenset[int]
+    is_of_loss: bool = False
 
     @property
     def tensor(self) -> Tensor | None:
@@ -50,9 +55,20 @@ class _Place:
 class WrittenAlone:
     """Watches the tensors of a rank's model from step to step."""
 
-    def __init__(self, model: nn.Module, stages: Sequence[Stage], rank: int, gather: Gather) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        stages: Sequence[Stage],
+        rank: int,
+        gather: Gather,
+        layers: WholeLayers | None,
+        loss_fn: object = None,
+    ) -> None:
+        """``layers`` are those of the model that stay whole; None where one process has them all."""
         self._rank, self._gather = rank, gather
-        self._places = tuple(_places(model, stages))
+        loss = loss_fn if isinstance(loss_fn, nn.Module) and stages else None
+        beside = () if loss is None else _places_of_loss(loss, model, stages)
+        self._places = (*_places(model, stages), *beside)
         self._shared = [p for p in self._places if len(p.ranks) > 1]
         held = {
             s.rank: {id(m) for stage in stages if stage.rank == s.rank for m in stage.modules()}
@@ -62,7 +78,12 @@ class WrittenAlone:
             path: [rank for rank, modules in held.items() if id(module) in modules]
             for path, module in model.named_modules(remove_duplicate=False)
         }
-        self.changes: dict[str, str] = {}
+        self._watched_layers = {} if layers is None else {"": layers}
+        if loss is not None:
+            self._watched_layers[LOSS] = _whole(loss)
+            self._layers[LOSS] = [stages[-1].rank]
+        self._changes: dict[str, str] = {}
+        self._has_changed = False
         self._before: dict[str, tuple[Tensor | None, int]] = {}
         self.note()
 
@@ -79,15 +100,30 @@ class WrittenAlone:
         """Whether a write here alone would be wrong; what trains on several ranks is compared as it is."""
         tensor = place.tensor
         if self._rank not in place.ranks:
-            return tensor is not None
+            return tensor is not None and (not place.is_of_loss or _stays(tensor))
         return len(place.ranks) > 1 and tensor is not None and _stays(tensor)
 
     @property
     def any(self) -> bool:
         """Whether something here was changed that others have to have changed as well."""
-        return bool(self.changes) or any(
+        self._look()
+        return bool(self._changes) or any(
             place.is_other(was, version) for place, was, version in self._watched
         )
+
+    def after_call(self) -> None:
+        """What calls change in layers is nothing that others have to change: looked at once any was seen."""
+        for layers in self._watched_layers.values() if self._has_changed else ():
+            if layers.changed():
+                layers.accept(())
+
+    def _look(self) -> None:
+        """See what has changed in layers since all ranks agreed on it, or a call ended."""
+        self._changes = {}
+        for of, layers in self._watched_layers.items():
+            for name, path in layers.changed().items():
+                self._changes[f"{of}{'' if name[0] == '.' else ' '}{name}".lstrip()] = of or path
+        self._has_changed |= bool(self._changes)
 
     @property
     def has_shared(self) -> bool:
@@ -96,8 +132,9 @@ class WrittenAlone:
 
     def check(self) -> None:
         """Raise :class:`InputError`, on every rank alike, for what was written to on some ranks alone."""
+        self._look()
         written = [place.name for place, was, version in self._watched if place.is_other(was, version)]
-        told = self._gather((written, self.changes), tuple[list[str], dict[str, str]])
+        told = self._gather((written, self._changes), tuple[list[str], dict[str, str]])
         self._judge_layers([each for _, each in told])
         names = {name for each, _ in told for name in each}
         names |= {p.name for p in self._shared}
@@ -111,7 +148,8 @@ class WrittenAlone:
         for place in self._places:
             if place.name in names:
                 _judge(place, by_rank)
-        self.changes.clear()
+        for layers in self._watched_layers.values() if self._changes else ():
+            layers.accept(())
         self.note()
 
     def read_elsewhere(self) -> dict[str, Tensor]:
@@ -129,7 +167,7 @@ class WrittenAlone:
             holders = self._layers.get(path, []) if path else []
             if holders and not {*holders} & {*tellers}:
                 raise InputError(
-                    f"{name} changed on rank {tellers[0]}, and the stage with that layer is on rank "
+                    f"{name} changed on rank {tellers[0]}, and the stage that runs it is on rank "
                     f"{holders[0]}, where it did not; change it on every rank (not under `if rank == 0`)"
                 )
 
@@ -169,6 +207,26 @@ def _places(model: nn.Module, stages: Sequence[Stage]) -> Iterator[_Place]:
                 if tensor is not None and id(tensor) in ranks:
                     name = f"{path}.{leaf}".lstrip(".")
                     yield _Place(name, held, leaf, frozenset(ranks[id(tensor)]))
+
+
+def _places_of_loss(loss: nn.Module, model: nn.Module, stages: Sequence[Stage]) -> Iterator[_Place]:
+    """Those of a loss alone, which the last stage's rank makes."""
+    others = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    last = frozenset({stages[-1].rank})
+    for path, module in loss.named_modules():
+        for held in (module._parameters, module._buffers):
+            for leaf, tensor in held.items():
+                if tensor is not None and id(tensor) not in others:
+                    yield _Place(
+                        ".".join(filter(None, (LOSS, path, leaf))), held, leaf, last, is_of_loss=True
+                    )
+
+
+def _whole(loss: nn.Module) -> WholeLayers:
+    def is_open(path: str) -> bool:
+        return False
+
+    return WholeLayers(loss, is_open, reached(loss, is_open))
 
 
 def _stays(tensor: Tensor) -> bool:

@@ -62,7 +62,7 @@ class WholeLayers:
     def changed(self) -> dict[str, str]:
         """By name what is not as it was, with the path of its layer, if it is of one; empty as a rule."""
         differing: dict[str, str] = {}
-        if not self._are_as_held():
+        if not (is_as_held := self._are_as_held()):
             for (path, m), (cls, before) in zip(self._layers, self._before(), strict=True):
                 then, now = dict(_named(cls, before)), dict(_named(type(m), vars(m)))
                 differing.update(dict.fromkeys(_differing(path, then, now), path))
@@ -74,7 +74,15 @@ class WholeLayers:
             for reader, read, held in zip(self._beside, found, self._read, strict=True):
                 if not are_same(read, held):
                     differing[str(reader.change(read, held))] = ""
+        if not is_as_held and not differing:  # tensors were put in the place of others
+            self._take()
         return {name: path for name, path in differing.items() if self._asked[name] < _MOST_ASKED}
+
+    def again(self) -> WholeLayers:
+        """The same layers with what they are to be, for who asks and accepts on its own account."""
+        made = object.__new__(WholeLayers)
+        vars(made).update(vars(self), _modes=dict(self._modes), _asked=Counter())
+        return made
 
     def accept(self, names: Iterable[str]) -> None:
         """What differs by these names makes no difference: from now on all is to be as it is."""

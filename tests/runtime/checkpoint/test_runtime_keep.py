@@ -256,7 +256,7 @@ def test_a_failed_load_changes_nothing(tmp_path):
         other.load(tmp_path / "c", **new)
     assert equal(weights(other), before)
     assert str({k: o.state_dict() for k, o in new.items()}) == str(state)
-    assert other._engine.n_steps == 1
+    assert other._engine.progress.n_steps == 1
 
 
 def test_state_that_an_object_refuses_is_taken_back_from_the_others(tmp_path):

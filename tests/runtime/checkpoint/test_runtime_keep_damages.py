@@ -178,12 +178,12 @@ def test_groups_that_were_otherwise_are_refused(tmp_path):
 
 def test_a_row_begun_anew_keeps_what_it_just_saved(tmp_path, caplog):
     _, old = runtime_of([nn.Linear(4, 4), nn.Linear(4, 4)])
-    old._engine.n_steps = 100
+    old._engine.progress.n_steps = 100
     old.save(tmp_path, keep_last=2)
     _, new = runtime_of([nn.Linear(4, 4), nn.Linear(4, 4)])
     with caplog.at_level(logging.WARNING):
         for n in range(1, 5):
-            new._engine.n_steps = n
+            new._engine.progress.n_steps = n
             new.save(tmp_path, keep_last=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"step-{n:08d}" for n in (3, 4, 100)]
     assert "holds step-00000100, later than this save at step 4" in caplog.text
@@ -204,7 +204,7 @@ def test_a_reader_of_a_row_that_goes_on(tmp_path):
                 with torch.no_grad():
                     for p in model.parameters():
                         p.fill_(n)
-                runtime._engine.n_steps = n
+                runtime._engine.progress.n_steps = n
                 runtime.save(tmp_path, keep_last=1)
         except Exception as error:
             errors.append(error)
@@ -218,7 +218,7 @@ def test_a_reader_of_a_row_that_goes_on(tmp_path):
         seen.add(n)
     thread.join()
     assert not errors
-    assert reader.resume(tmp_path) == runtime._engine.n_steps
+    assert reader.resume(tmp_path) == runtime._engine.progress.n_steps
     assert len(seen) > 3
 
 

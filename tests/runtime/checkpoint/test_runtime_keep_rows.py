@@ -25,7 +25,7 @@ def runtime_of(*more, seed=0, n_stages=2):
 
 def row_of(runtime, root, *numbers, keep_last=9):
     for n in numbers:
-        runtime._engine.n_steps = n
+        runtime._engine.progress.n_steps = n
         runtime.save(root, keep_last=keep_last)
 
 

@@ -47,11 +47,12 @@ FOLDER = pathlib.Path(os.environ["FOLDER"])
 X, Y = torch.randn(2, 8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def made():
+def made(n_microbatches=None, **kept):
     torch.manual_seed(0)
     model = Scaled().double()
-    pipe = autopipe.split(model, 2, (X,), costs="estimated", balance="uniform")
-    rt = pipe.runtime(loss_fn=mean_square)
+    options = {} if n_microbatches is None else {"n_microbatches": n_microbatches}
+    pipe = autopipe.split(model, 2, (X,), costs="estimated", balance="uniform", **options)
+    rt = pipe.runtime(**{"loss_fn": mean_square, **kept})
     return model, pipe, rt
 
 
@@ -86,7 +87,7 @@ def hook(model):
 
 
 REFUSED = {
-    hook: r"hooks of layers\.3\.linear changed on rank 0, and the stage with that layer is on rank 1",
+    hook: r"hooks of layers\.3\.linear changed on rank 0, and the stage that runs it is on rank 1",
     scale: "scale has other values on each of ranks 0 and 1",
     gain: r"layers\.3\.gain was written to on rank 0, and the stage that reads it is on rank 1",
     weight: r"layers\.3\.linear\.weight was written to on rank 0",
@@ -110,13 +111,123 @@ def on_one():
             rt.step(X, target=Y)
         if rank == 0:
             write(model)
-        for call in CALLS.values():  # the step first: it looks at layers
+        for call in CALLS.values():
             with pytest.raises(InputError, match=words):
                 call(pipe, rt)
         if rank == 1:
             write(model)
         torch.testing.assert_close(rt.step(X, target=Y).loss, plain(write))
         pipe.merge()
+
+
+def uncut():
+    """Layers are looked at where no batch is cut, by each call, and no more once they are as they were."""
+    for call in CALLS.values():
+        model, pipe, rt = made(n_microbatches=1)
+        handle = None
+        if dist.get_rank() == 0:
+            handle = model.layers[3].linear.register_forward_hook(lambda module, given, output: output * 2)
+        with pytest.raises(InputError, match=REFUSED[hook]):
+            call(pipe, rt)
+        if handle is not None:
+            handle.remove()
+        torch.testing.assert_close(rt.step(X, target=Y).loss, plain(lambda model: None))
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.n_calls, self.p = nn.Linear(4, 4), 0, 0.0
+
+    def forward(self, x):
+        self.n_calls += 1
+        return self.linear(x) * (1 - self.p)
+
+
+def counted():
+    """What calls change in layers is no change of a user's; that is told beside it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Counting() for _ in range(4)]).double()
+    pipe = autopipe.split(model, 2, (X,), costs="estimated", balance="uniform", n_microbatches=1)
+    rt = pipe.runtime(loss_fn=mean_square)
+    for k in range(5):
+        for layer in model:
+            layer.p = 0.1 * k
+        rt.step(X, target=Y)
+    if dist.get_rank() == 0:
+        model[3].p = 0.9
+    with pytest.raises(InputError, match=r"3\.p changed on rank 0"):
+        rt.step(X, target=Y)
+
+
+class Weighed(nn.Module):
+    """A loss with an attribute, a buffer, a frozen weight and one that trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.power = 2.0
+        self.register_buffer("shift", torch.zeros((), dtype=torch.float64))
+        self.frozen = nn.Parameter(torch.ones((), dtype=torch.float64), requires_grad=False)
+        self.heat = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, output, target):
+        return self.frozen * self.heat * ((output - target).abs() ** self.power).mean() + self.shift
+
+
+@torch.no_grad()
+def shifted(loss):
+    loss.shift.add_(1)
+
+
+@torch.no_grad()
+def frozen(loss):
+    loss.frozen.mul_(3)
+
+
+def powered(loss):
+    loss.power = 3.0
+
+
+def losses():
+    """What one rank changes of a loss that another makes is refused; what all change counts."""
+    words = {
+        shifted: r"loss_fn\.shift was written",
+        frozen: r"loss_fn\.frozen was written",
+        powered: r"loss_fn\.power",
+    }
+    for change, told in words.items():
+        plain, loss = Weighed(), Weighed()
+        _, _, rt = made(loss_fn=loss)
+        optimizer = torch.optim.SGD([*rt.parameters(), loss.heat], 0.0)
+        for _ in range(3):
+            rt.step(X, target=Y)
+            optimizer.step()
+            assert not rt.engine.written.any
+        if dist.get_rank() == 0:
+            change(loss)
+        for call in ("step", "evaluate", "save"):
+            with pytest.raises(InputError, match=told + " .*rank 0.*rank 1"):
+                CALLS[call](None, rt)
+        if dist.get_rank() == 1:
+            change(loss)
+        change(plain)
+        torch.manual_seed(0)
+        expected = plain(Scaled().double()(X), Y)
+        torch.testing.assert_close(rt.step(X, target=Y).loss, expected.detach(), check_dtype=False)
+
+
+def scales():
+    """A scaler that one rank alone changes the scale of ends the step."""
+    scaler = torch.amp.GradScaler("cpu", 2.0**8)
+    _, _, rt = made(scaler=scaler)
+    optimizer = torch.optim.SGD(rt.parameters(), 0.1)
+    for k in range(2):
+        rt.step(X, target=Y)
+        scaler.step(optimizer)
+        scaler.update(2.0 ** (4 + k) if dist.get_rank() == 0 or k == 0 else None)
+        optimizer.zero_grad()
+    with pytest.raises(autopipe.StepError, match=r"other scale of the scaler"):
+        rt.step(X, target=Y)
 
 
 def beside_a_load():
@@ -182,7 +293,10 @@ def alike():
         rt.step(X, target=Y)
 
 
-CHECKS = {check.__name__: check for check in (on_one, beside_a_load, unseen, by_its_own, alike)}
+CHECKS = {
+    check.__name__: check
+    for check in (on_one, uncut, counted, losses, beside_a_load, unseen, by_its_own, alike, scales)
+}
 
 if __name__ == "__main__":
     rank_checks.run(CHECKS)
