@@ -9,8 +9,10 @@
 Saved bytes are alive from F until B, or until W where the backward is split. That errs either way: from I to
 W a stage holds what its layers with matrices took in and, uncounted, the gradients of what they gave; a stage
 that runs again holds nothing. On ranks whose microbatches wait for W, transformer layers, and convolutions
-with norms, hold what is counted, linear and ReLU half as much again. Where the bytes of a stage come from is
-left to ``measure``, keeping to limits to ``solve``.
+with norms, hold what is counted, linear and ReLU half as much again. Uncounted are copies of the buffers that
+a forward writes to: a stage that runs again holds those of each microbatch in flight, as does one whose own
+code writes them and has a backward by what it read. Where the bytes of a stage come from is left to
+``measure``, keeping to limits to ``solve``.
 """
 
 from __future__ import annotations

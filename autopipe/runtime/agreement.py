@@ -29,13 +29,14 @@ __all__ = ["Agreement", "CallSignature"]
 class CallSignature(msgspec.Struct, frozen=True):
     """What a rank was called with: where to save, whether an optimizer came along, and whether it trains.
 
-    ``objects`` are the names of all that came along.
+    ``objects`` are the names of all that came along, ``manner`` says how else it is to be done.
     """
 
     path: str
     has_optimizer: bool
     trains: bool
     objects: tuple[str, ...] = ()
+    manner: str = ""
 
 
 class Agreement:
@@ -100,7 +101,7 @@ class Agreement:
             )
 
     def check_alike(self, asked: CallSignature) -> None:
-        """Raise :class:`InputError` on every rank where one saves elsewhere, or without its optimizer.
+        """Raise :class:`InputError` on every rank where one saves elsewhere or without its optimizer.
 
         A rank that trains nothing has none. Replicas of a rank are to give all the same, and hear of it
         where another's pipeline was called in unlike ways.
@@ -108,7 +109,7 @@ class Agreement:
         peers = self._engine.peers
         everyone = [asked] if peers is None else peers.gather(asked)
         fault = self._unlike(everyone)
-        mark = zlib.crc32(repr([(a.path, a.objects) for a in everyone]).encode())
+        mark = zlib.crc32(repr([(a.path, a.objects, a.manner) for a in everyone]).encode())
         is_fine, least, most = self._least(int(not fault), mark, -mark)
         if not is_fine or least != -most:
             raise InputError(
@@ -123,6 +124,10 @@ class Agreement:
         if len(paths) > 1:
             places = ", ".join(f"rank {rank} gave {path}" for path, rank in paths.items())
             return f"{places}: a save is one folder of all ranks; give every rank the same"
+        manners = {a.manner: rank for rank, a in enumerate(everyone)}
+        if len(manners) > 1:
+            shown = ", ".join(f"rank {rank} gave {manner}" for manner, rank in manners.items())
+            return f"{shown}: all ranks do it together; give every rank the same"
         with_one = [rank for rank, a in enumerate(everyone) if a.has_optimizer]
         without = [rank for rank, a in enumerate(everyone) if a.trains and not a.has_optimizer]
         if with_one and without:

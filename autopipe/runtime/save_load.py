@@ -95,7 +95,8 @@ class Checkpoints:
             if last is not None and agreement.anywhere(last.is_unheard):
                 last.wait()
                 raise StoreError(f"{last.path} was not saved, as another rank says; save it again")
-            agreement.check_alike(self._asked(objects, str(path)))
+            manner = f"background={background} and keep_last={keep_last}"
+            agreement.check_alike(self._asked(objects, str(path), manner))
             with agreement.agreed(path, "nothing was saved"):
                 self._engine.written.check()
             contents = self._contents({**objects, **self._loss_beside(objects)}, is_single, max_bytes)
@@ -164,12 +165,12 @@ class Checkpoints:
         is_given = any(thing is loss_fn for thing in objects.values())
         return {} if is_given or not own_of(loss_fn, self._engine.capture.model) else {LOSS: loss_fn}
 
-    def _asked(self, objects: Mapping[str, Any], path: str = "") -> CallSignature:
+    def _asked(self, objects: Mapping[str, Any], path: str = "", manner: str = "") -> CallSignature:
         """What this rank was called with, as far as ranks are to be called alike."""
         given = any(isinstance(thing, torch.optim.Optimizer) for thing in objects.values())
         trains = any(parameter.requires_grad for _, parameter in self._named())
         names = tuple(sorted(name for name, thing in objects.items() if thing is not None))
-        return CallSignature(path, given, trains, names)
+        return CallSignature(path, given, trains, names, manner)
 
     @property
     def _holding(self) -> Holding:
@@ -219,7 +220,7 @@ class Checkpoints:
         """See :meth:`Runtime.load`."""
         self._settle()
         with self._agreement.together("loading a checkpoint"):
-            self._agreement.check_alike(self._asked(objects))
+            self._agreement.check_alike(self._asked(objects, manner=f"strict={strict}"))
             self._load(path, objects, strict)
             self._engine.part_with_weights()
 

@@ -22,16 +22,10 @@ _ALL = (1 << N_BITS) - 1
 
 
 class OptionChanges:
-    """Watches the groups of a rank's optimizers from step to step of these.
-
-    Attributes
-    ----------
-    bits: of a number of what was changed and into what, all of its ones and then all of its noughts, so that
-        the union of several ranks' bits tells whether theirs are equal; 0 before an optimizer's first step.
-    """
+    """Watches the groups of a rank's optimizers from step to step of these."""
 
     def __init__(self) -> None:
-        self.bits = 0
+        self._bits: int | None = 0
         self._first: WeakKeyDictionary[optim.Optimizer, list[dict[str, Any]]] = WeakKeyDictionary()
         self._last: WeakKeyDictionary[optim.Optimizer, list[dict[str, Any]]] = WeakKeyDictionary()
         self._kept_by_steps: set[tuple[type, str]] = set()
@@ -43,21 +37,31 @@ class OptionChanges:
             return
         if last is None or len(last) != len(now):
             self._first[optimizer] = now
-        self._last[optimizer] = now
-        self._tell()
+        self._last[optimizer], self._bits = now, None
 
     def after_step(self, optimizer: optim.Optimizer) -> None:
-        """What its own step has changed is no option that a user sets."""
+        """What its own step has changed is no option that a user sets; torch's own change none."""
+        if type(optimizer).__module__.startswith("torch.optim."):
+            return
         now, last = [*map(_options, optimizer.param_groups)], self._last.get(optimizer)
         if last is None or now == last:
             return
         for was, group in zip(last, now, strict=False):
             changed = {name for name in (was.keys() | group.keys()) if was.get(name) != group.get(name)}
             self._kept_by_steps.update((type(optimizer), name) for name in changed)
-        self._last[optimizer] = now
-        self._tell()
+        self._last[optimizer], self._bits = now, None
 
-    def _tell(self) -> None:
+    @property
+    def bits(self) -> int:
+        """Of a number of what was changed and into what, all of its ones and then all of its noughts.
+
+        So the union of several ranks' tells whether theirs are equal. 0 before an optimizer's first step.
+        """
+        if self._bits is None:
+            self._bits = self._bits_now()
+        return self._bits
+
+    def _bits_now(self) -> int:
         groups = self.told()
         changes = {
             (kind, name, first.get(name), last.get(name))
@@ -67,7 +71,7 @@ class OptionChanges:
         }
         alone = groups if len(groups) == 1 else []
         number = zlib.crc32(repr([sorted(map(repr, changes)), alone]).encode()) & _ALL
-        self.bits = (number | (~number & _ALL) << N_BITS) << FIRST_BIT
+        return (number | (~number & _ALL) << N_BITS) << FIRST_BIT
 
     def told(self) -> list[Told]:
         """The groups of all optimizers that have stepped."""

@@ -83,6 +83,14 @@ REFUSED = {
         "names one file of safetensors",
     ),
     "save elsewhere": (lambda j, f: j.rt.save(f / str(j.rank)), "a save is one folder of all ranks"),
+    "save beside": (
+        lambda j, f: j.rt.save(f / "a", background=j.of(False, True)),
+        "background=True.*give every rank the same",
+    ),
+    "save fewer": (
+        lambda j, f: j.rt.save(f / "a", keep_last=j.of(2, 3)),
+        "keep_last=3.*give every rank the same",
+    ),
     "save a fault": (
         lambda j, f: j.rt.save(f / "a", optimizer=j.optimizer, more=j.of(None, Failing())),
         "has no state|call it alike everywhere",
@@ -91,6 +99,10 @@ REFUSED = {
     "load nothing": (lambda j, f: j.rt.load(j.of(f / "good", None)), "path is None"),
     "load loosely": (lambda j, f: j.rt.load(f / "good", strict=j.of(True, 0)), "strict is 0"),
     "load elsewhere": (lambda j, f: j.rt.load(j.of(f / "good", f / "none")), "holds no checkpoint"),
+    "load as others do not": (
+        lambda j, f: j.rt.load(f / "good", strict=j.of(True, False)),
+        "strict=False: all ranks do it together",
+    ),
     "load a fault": (
         lambda j, f: j.rt.load(f / "good", optimizer=j.of(j.optimizer, Failing())),
         "gave an optimizer and rank",
