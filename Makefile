@@ -8,6 +8,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Bytecode is made of what is imported, and kept: pip would compile all that it installs, a minute on one core, and
+# each process all that it imports.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: demo test gpu site clean
 
 demo: $(READY)
@@ -20,7 +24,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy >$(VENV)/mypy.log 2>&1 & types=$$!; \
 	{ ! command -v g++ || PYTHONPATH=tests $(BIN)/python -c "import simulated"; } >/dev/null 2>&1 & \
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile \
 		--reruns 1 --rerun-show-tracebacks -r aR --durations 25; tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/mypy.log; exit $$((tests | types))
 
@@ -32,7 +36,7 @@ site: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[tests]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[tests]"
 	touch $@
 
 clean:

@@ -31,22 +31,7 @@ PATHS = (ROOT, ROOT / "tests", ROOT / "tests" / "runtime", ROOT / "tests" / "acc
 # whoever asks for a GPU before the fork must not open it: what is forked after that cannot
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(
-    [
-        "pytest",
-        "autopipe.api",
-        "autopipe.runtime.checkpoint.loading",
-        "torch._dynamo",
-        "torch._meta_registrations",
-        "torch.distributed.fsdp",
-        "torch.utils.cpp_extension",
-        "transformers.models.gpt2.modeling_gpt2",
-        "transformers.models.llama.modeling_llama",
-        "transformers.trainer",
-        "warmed",
-        "replica_checks",
-    ]
-)
+_FORKS.set_forkserver_preload(["warmed"])
 
 
 def children() -> set[str]:
@@ -140,6 +125,7 @@ def _become(script: str, arguments: list[str], environment: dict[str, str], outp
     sys.argv = [script, *arguments]
     sys.path[:0] = [str(pathlib.Path(script).parent), *environment["PYTHONPATH"].split(os.pathsep)]
     try:
+        sys.modules["warmed"].check()
         runpy.run_path(script, run_name="__main__")
     except Exception as error:
         # as an interpreter that ends by it does, and multiprocessing does not

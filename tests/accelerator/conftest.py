@@ -3,7 +3,6 @@
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -23,14 +22,8 @@ def simulated():
             pytest.fail(f"{reason}, and {NEEDED} is set")
         pytest.skip(reason)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, PATHS)), "OMP_NUM_THREADS": "1"}
-    build = subprocess.run(
-        [sys.executable, "-c", "import simulated"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert build.returncode == 0, build.stdout[-2000:] + build.stderr[-4000:]
+    script = pathlib.Path(__file__).with_name("build_simulated.py")
+    run_ranks(script, 0, timeout_s=280, environment=environment)
     return environment
 
 

@@ -29,10 +29,10 @@ USERS = (
     [
         (1, ["1f1b", "zbv"]),
         (2, ["gpipe", "interleaved", "zb-h1", "zbv", "cost-aware"]),
-        pytest.param(2, ["1f1b", "looped-bfs", "zb-h2", "dualpipev"], marks=pytest.mark.slow),
+        pytest.param(2, [], marks=pytest.mark.slow),
         (4, ["interleaved"]),
     ],
-    ids=["one", "two", "two, the others", "four"],
+    ids=["one", "two", "two, all", "four"],
 )
 def test_schedules(on_ranks, n_ranks, schedules):
     on_ranks("accelerated_checks.py", n_ranks, "schedules", *schedules, timeout_s=140)
@@ -61,13 +61,12 @@ def test_one_card_runs_many_ranks(on_ranks, card):
 
 
 @pytest.mark.timeout(120)
-def test_every_kind_of_value_crosses(on_ranks):
-    on_ranks("crossing_checks.py", 2, SIM="1")
-
-
-@pytest.mark.timeout(120)
-def test_every_kind_of_value_crosses_on_one_card(on_ranks):
-    on_ranks("crossing_checks.py", 2, SIM="1", SIM_CARD="one")
+@pytest.mark.parametrize(
+    "words", [[], pytest.param(["whole"], marks=pytest.mark.slow)], ids=["part", "whole"]
+)
+@pytest.mark.parametrize("card", [{}, {"SIM_CARD": "one"}], ids=["two cards", "one card"])
+def test_every_kind_of_value_crosses(on_ranks, card, words):
+    on_ranks("crossing_checks.py", 2, *words, SIM="1", **card)
 
 
 @pytest.mark.timeout(120)
@@ -77,18 +76,20 @@ def test_every_kind_of_value_crosses_on_the_host():
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
+    "words", [[], pytest.param(["whole"], marks=pytest.mark.slow)], ids=["part", "whole"]
+)
+@pytest.mark.parametrize(
     ("n_ranks", "checks"),
     [
-        (2, ["one_rank_feeds", "shapes_may_depend_on_data", "accumulation_and_zero_grad"]),
+        (2, ["tails", "one_rank_feeds", "shapes_may_depend_on_data", "accumulation_and_zero_grad"]),
         (2, ["weights_come_and_go", "checkpoints", "released_weights_have_their_shapes"]),
-        (2, ["buckets"]),
         (4, ["data_parallel", "gathers"]),
-        (2, ["tails"]),
+        (2, ["buckets"]),
     ],
     ids=lambda checks: checks[0] if isinstance(checks, list) else None,
 )
-def test_check_of_the_runtime(on_ranks, n_ranks, checks):
-    on_ranks("shared_checks.py", n_ranks, *checks, timeout_s=180)
+def test_check_of_the_runtime(on_ranks, n_ranks, checks, words):
+    on_ranks("shared_checks.py", n_ranks, *words, *checks, timeout_s=180)
 
 
 @pytest.mark.timeout(200)

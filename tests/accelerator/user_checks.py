@@ -490,7 +490,7 @@ CHECKS = {
 def main(*names):
     warnings.simplefilter("ignore")
     ways = ("eager",) if names else tuple(accelerated_checks.WAYS)
-    accelerated_checks.both_ways(lambda: [CHECKS[name]() for name in names or CHECKS], ways=ways)
+    accelerated_checks.in_ways([(CHECKS[name], ways) for name in names or CHECKS])
 
 
 if __name__ == "__main__":

@@ -1,23 +1,37 @@
 """One rank, with a hash seed of its own, of a model that builds its masks in a loop over a set.
 
-With dropout; the loss on two ranks is that of one stage in one process.
+With dropout; the loss on two ranks is that of one stage in one process. Both are forked from one process,
+whose seed they have: the second starts anew with one by which the set comes in another order.
 """
 
 # ruff: noqa: E402
+import itertools
 import os
+import subprocess
 import sys
 
-SEED = str(11 + 7 * int(os.environ["RANK"]))  # which order a set of KINDS in two ways
-if os.environ.get("PYTHONHASHSEED") != SEED:
-    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": SEED})
+KINDS = ("full", "sliding", "chunked", "global")
+ORDER = ",".join(set(KINDS))
+
+
+def order_by(seed: int) -> str:
+    """How the set comes in a process with this seed."""
+    words = [sys.executable, "-S", "-c", f"print(','.join(set({KINDS})))"]
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+    return subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout.strip()
+
+
+if os.environ["RANK"] == "1" and "OTHERS_ORDER" not in os.environ:
+    seed = next(n for n in itertools.count(1) if order_by(n) != ORDER)
+    told = {"PYTHONHASHSEED": str(seed), "OTHERS_ORDER": ORDER}
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **told})
+assert os.environ.get("OTHERS_ORDER") != ORDER
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import autopipe
-
-KINDS = ("full", "sliding", "chunked", "global")
 
 
 class Rotary(nn.Module):

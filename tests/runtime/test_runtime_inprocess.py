@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from crossed import crossed
 from runtime_models import (
     Noisy,
     adversary,
@@ -40,8 +41,7 @@ def train_plain(model, steps):
     return losses
 
 
-@pytest.mark.parametrize("schedule", TRAINING)
-@pytest.mark.parametrize("recompute", ["nothing", "stages", "blocks"])
+@crossed(schedule=TRAINING, recompute=["nothing", "stages", "blocks"])
 def test_adversary_equals_full_batch(schedule, recompute):
     n_ranks = 2 if schedule in PER_RANK else 4
     n_stages = n_ranks * PER_RANK.get(schedule, 1)

@@ -65,7 +65,12 @@ def test_memory_does_not_grow():
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("check", "n_ranks"),
-    [("goes_on", 3), ("replicas", 4), ("rebalances", 2), ("rebalances", 3)],
+    [
+        ("goes_on", 3),
+        ("replicas", 4),
+        pytest.param("rebalances", 2, marks=pytest.mark.slow),
+        ("rebalances", 3),
+    ],
 )
 def test_what_outlasts_a_step(check, n_ranks, tmp_path):
     run_ranks(pathlib.Path(keep_ranks.__file__), n_ranks, check, str(tmp_path), timeout_s=100)

@@ -13,7 +13,7 @@ from strategies import boundaries, schedules, stage_times
 from autopipe.schedule import Action, Compute, Message, Recv, Send, Transfer, build, wire_order
 from autopipe.schedule.templates import TEMPLATES
 
-N_WIRES = int(os.environ.get("AUTOPIPE_WIRES", "300"))
+N_WIRES = int(os.environ.get("AUTOPIPE_WIRES", "150"))
 
 
 class Crossed(Exception):

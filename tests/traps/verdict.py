@@ -9,7 +9,6 @@ import contextlib
 import copy
 import dataclasses
 import enum
-import pickle
 import random
 import re
 import warnings
@@ -261,9 +260,14 @@ def _told(value: Any, depth: int) -> Any:
 def _generators() -> dict[str, Any]:
     return {
         "torch's generator": torch.get_rng_state().numpy().tobytes(),
-        "numpy's generator": pickle.dumps(np.random.get_state()),
-        "Python's generator": pickle.dumps(random.getstate()),
+        "numpy's generator": _numpy_state(),
+        "Python's generator": hash(random.getstate()),
     }
+
+
+def _numpy_state() -> tuple[Any, ...]:
+    name, words, *more = np.random.get_state()
+    return (name, words.tobytes(), *more)
 
 
 def _state(model: nn.Module) -> dict[str, Any]:

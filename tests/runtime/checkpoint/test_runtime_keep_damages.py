@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from crossed import crossed
 from runtime_models import make
 from torch import nn
 from torch.nn import functional as F
@@ -133,8 +134,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@crossed(name=OPTIMIZERS, dtype=[torch.float32, torch.bfloat16])
 def test_every_optimizer_goes_on_exactly(tmp_path, name, dtype):
     def made(n_stages):
         torch.manual_seed(0)

@@ -278,8 +278,14 @@ def off(made, *, training=True, **options):
     return max(float((a.grad - b.grad).abs().max()) for a, b in pairs if b.grad is not None)
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("kind", MIXED)
+@pytest.mark.parametrize(
+    ("kind", "training"),
+    [
+        pytest.param(kind, training, marks=[] if training or i % 2 else pytest.mark.slow)
+        for i, kind in enumerate(MIXED)
+        for training in (True, False)
+    ],
+)
 def test_what_mixes_rows_in_its_backward_alone_is_in_the_tail_or_warned_of(kind, training, caplog):
     """In evaluation mode too, in which models without dropout are trained; of a first layer it is no tail."""
     made, words = MIXED[kind]

@@ -123,8 +123,14 @@ def stepped(act: Callable[[Tensor], Tensor], is_whole: bool, n_rows: int = 30) -
     return pipe.runtime().step(x, y).loss.item(), expected
 
 
-@pytest.mark.parametrize("is_whole", [False, True])
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize(
+    ("name", "is_whole"),
+    [
+        pytest.param(name, is_whole, marks=pytest.mark.slow if is_whole and i % 3 else [])
+        for i, name in enumerate(LIMITS)
+        for is_whole in (False, True)
+    ],
+)
 def test_a_limit_on_rows_is_refused(name, is_whole):
     with pytest.raises(InputError, match="depend on one another"):
         stepped(LIMITS[name], is_whole)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from crossed import crossed
 from torch import Tensor, nn
 
 import autopipe
@@ -70,9 +71,7 @@ ALONE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, 3])
-@pytest.mark.parametrize("is_open", [True, False], ids=["open", "whole"])
-@pytest.mark.parametrize("kind", MIXED)
+@crossed(seed=[0, 3], is_open=[True, False], kind=MIXED)
 def test_what_all_rows_decide_is_right_or_refused(kind: str, is_open: bool, seed: int) -> None:
     torch.manual_seed(seed)
     step, whole = step_and_whole(Net(MIXED[kind], is_open=is_open), torch.randn(6, 4).double())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 
-import pytest
 import torch
+from crossed import crossed
 from torch import Tensor, nn
 
 import autopipe
@@ -81,11 +81,9 @@ def assert_steps_are_those_of(net: nn.Module, n_stages: int, n_microbatches: int
         assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-12) for a, b in pairs)
 
 
-@pytest.mark.parametrize(
-    "net", [Summed(Collector()), Net(Collector()), Net(Average())], ids=["sum", "factor", "kept"]
+@crossed(
+    net=[Summed(Collector()), Net(Collector()), Net(Average())], n_stages=[2, 3], n_microbatches=[1, 2, 4]
 )
-@pytest.mark.parametrize("n_stages", [2, 3])
-@pytest.mark.parametrize("n_microbatches", [1, 2, 4])
 def test_what_is_collected_is_what_the_model_itself_collects(
     net: Net, n_stages: int, n_microbatches: int
 ) -> None:

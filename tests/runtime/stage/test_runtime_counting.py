@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from counting_models import MODELS, batch, check_steps, counts, model_and_twin
+from crossed import crossed
 from torch import nn
 
 import autopipe
@@ -13,9 +14,9 @@ from autopipe.exports.tensor_chain import relays
 from autopipe.tracing import capture
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("n_stages", "n_microbatches"), [(2, 1), (2, 4), (3, 4)])
-def test_a_step_counts_once(name, n_stages, n_microbatches, caplog):
+@crossed(name=MODELS, cut=[(2, 1), (2, 4), (3, 4)])
+def test_a_step_counts_once(name, cut, caplog):
+    n_stages, n_microbatches = cut
     model, twin = model_and_twin(name)
     pipe = autopipe.split(model, n_stages, (batch(0),), n_microbatches=n_microbatches, costs="estimated")
     assert counts(model) == counts(twin)  # a capture counts none

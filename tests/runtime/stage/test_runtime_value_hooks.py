@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from crossed import crossed
 from torch import nn
 from torch.nn import functional as F
 
@@ -26,9 +27,7 @@ class Hooked(nn.Module):
         return F.cross_entropy(out + h if self.is_used_late else out, y)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
-@pytest.mark.parametrize("n_stages", [2, 3, 4])
-@pytest.mark.parametrize("is_used_late", [False, True])
+@crossed(schedule=["gpipe", "1f1b", "zb-h1"], n_stages=[2, 3, 4], is_used_late=[False, True])
 def test_a_hook_on_a_value_sees_its_whole_gradient(is_used_late, n_stages, schedule):
     torch.manual_seed(0)
     model = Hooked(is_used_late).double()
