@@ -25,7 +25,7 @@ from .. import errors
 from ..errors import AutopipeError, InputError, PlanError, StepError
 from ..runtime.wire.ended import say_ended, say_not_joined
 from ..runtime.wire.side_thread import in_side_thread
-from ..runtime.wire.store_messages import StoreMessages, call_of_all
+from ..runtime.wire.store_messages import Talk, call_of_all
 
 __all__ = ["decide_once", "in_group", "join_group", "make_alike", "one_call"]
 
@@ -151,7 +151,7 @@ def make_alike(
     made: T | None = None
     failure: Exception | None = None
     mine: tuple[str, dict[str, str]]
-    with StoreMessages(limit_s) as talk:
+    with Talk(limit_s) as talk:
         try:
             made = make()
             mine = ("made", {**(asked or {}), what: digest(made)})
@@ -194,7 +194,7 @@ def decide_once(
     """
     if not in_group():
         return decide()
-    with StoreMessages(limit_s) as talk:
+    with Talk(limit_s) as talk:
         if talk.rank != 0:
             state, text = json.loads(talk.hear("decided", 0, "rank 0 decides"))
             talk.settle("decided")

@@ -26,7 +26,7 @@ from ..runtime.data.outputs import share
 from ..runtime.engine import Engine
 from ..runtime.reduce.precision import autocast_context
 from .generation_caches import Caches, cache_name, caches_class
-from .generation_forward import Forms, Relay, Wire, lent, swapped
+from .generation_forward import ChainPart, Forms, Wire, lent, swapped
 from .generation_ranks import INSTEAD, Layout, lay_out, refuse
 
 __all__ = ["generate"]
@@ -90,9 +90,9 @@ class _Call:
         self._engine, self._peers, self._asked = engine, engine.peers, n_microbatches
         self._layout, forms = _tried[engine] if engine in _tried else (lay_out(engine), [])
         self._wire = Wire(engine)
-        self._decoder = Relay(engine, self._layout.decoder, self._wire)
+        self._decoder = ChainPart(engine, self._layout.decoder, self._wire)
         encoder = self._layout.encoder
-        self._encoder = None if encoder is None else Relay(engine, encoder, self._wire)
+        self._encoder = None if encoder is None else ChainPart(engine, encoder, self._wire)
         self._autocast = autocast_context(engine.options.autocast, engine.device)
         self._n_forwards = 0
         self._caches: Caches | None = None
@@ -104,11 +104,11 @@ class _Call:
             with engine.peers.together("checking that it can generate", waits=False), torch.no_grad():
                 forms = self._try_out()
             _tried[engine] = self._layout, forms
-        for relay, form in zip(self._relays, forms, strict=True):
-            relay.forms = form
+        for part, form in zip(self._parts, forms, strict=True):
+            part.forms = form
 
     @property
-    def _relays(self) -> list[Relay]:
+    def _parts(self) -> list[ChainPart]:
         return [self._decoder] if self._encoder is None else [self._decoder, self._encoder]
 
     def _try_out(self) -> list[Forms]:
@@ -126,7 +126,7 @@ class _Call:
                 given: dict[str, Any] = {k: v for k, v in inputs.items() if k == "attention_mask"}
                 given |= {"decoder_input_ids": tokens, "encoder_outputs": _encoded(torch.zeros_like(states))}
                 self._decoder.try_out(**given, use_cache=False)
-        return [relay.forms for relay in self._relays]
+        return [part.forms for part in self._parts]
 
     def _example(self, name: str) -> Tensor:
         args, kwargs = self._engine.capture.example
@@ -208,10 +208,10 @@ class _Call:
         self._share(["done", type(made).__name__, plain])
         return type(made)(**plain)
 
-    def _told(self, relay: Relay, run: Any) -> Any:
+    def _told(self, part: ChainPart, run: Any) -> Any:
         """A forward that all ranks run, with the signature of the module's own."""
 
-        @functools.wraps(relay.forward)
+        @functools.wraps(part.forward)
         def forward(**inputs: Any) -> Any:
             made = run(inputs)
             self._is_running = False
@@ -278,12 +278,12 @@ class _Call:
         states: Tensor = known[0]
         return states
 
-    def _cut(self, relay: Relay, n_rows: int, n_prompts: int, n_tokens: int) -> list[int]:
+    def _cut(self, part: ChainPart, n_rows: int, n_prompts: int, n_tokens: int) -> list[int]:
         """Rows of each microbatch: whole prompts, whose beams stay together.
 
         By default one for each rank, as far as each has tokens enough that two take longer than one.
         """
-        most = self._peers.n_ranks if relay.chain.overlaps else 1
+        most = self._peers.n_ranks if part.chain.overlaps else 1
         wanted = self._asked or max(1, min(most, n_tokens // TOKENS_OF_A_PIECE))
         per_prompt = n_rows // n_prompts if n_rows % n_prompts == 0 else n_rows
         n_units = n_rows // per_prompt
@@ -333,7 +333,7 @@ class _Call:
         collections.deque(self._run(self._decoder, caches, given, rows), maxlen=0)
 
     def _run(
-        self, relay: Relay, caches: Caches | None, given: dict[str, Any], rows: Sequence[int]
+        self, part: ChainPart, caches: Caches | None, given: dict[str, Any], rows: Sequence[int]
     ) -> Iterator[Any]:
         """The forward of each microbatch, as far as it runs here."""
         self._n_forwards += 1
@@ -341,7 +341,7 @@ class _Call:
         given = {k: v.to(self._engine.device) if isinstance(v, Tensor) else v for k, v in given.items()}
         if caches is not None:
             caches.begin(rows)
-        states = self._states if relay is self._decoder else None
+        states = self._states if part is self._decoder else None
         start, n = 0, sum(rows)
         for m, size in enumerate(rows):
             piece = {k: _rows(v, n, start, size) for k, v in given.items()}
@@ -349,8 +349,8 @@ class _Call:
                 piece["encoder_outputs"] = _encoded(states[start : start + size])
             if caches is not None:
                 piece[cache_name()] = caches.each[m]
-            with relay.standing_in():
-                made = relay.forward(**piece)
+            with part.standing_in():
+                made = part.forward(**piece)
             yield made
             start += size
         self._wire.flush()

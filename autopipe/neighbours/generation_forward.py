@@ -19,7 +19,7 @@ from ..runtime.stage.setup import exchange
 from ..torch_private import pytree
 from .generation_ranks import Chain, Loan, refuse
 
-__all__ = ["Forms", "Relay", "Wire", "lent", "swapped"]
+__all__ = ["ChainPart", "Forms", "Wire", "lent", "swapped"]
 
 LAG = 4
 """Messages under way before the host waits for the oldest."""
@@ -58,7 +58,7 @@ class Wire:
             self._peers.group.wait(work)
 
 
-class Relay:
+class ChainPart:
     """One rank's part in the forwards of a chain.
 
     Within :meth:`standing_in` the model's forward runs here with stand-ins for what other ranks run: they

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import StepError
+from ...tracing.state.example_data import hooks_kept_back
 
 __all__ = ["OwnHook", "add", "is_hooked", "n_hooks", "n_hooks_after", "once_a_step", "set_aside"]
 
@@ -54,22 +54,19 @@ def set_aside(parameters: Sequence[nn.Parameter], made: list[Tensor | None]) -> 
 
     ``made`` gets the gradients that it left, if it ends well.
     """
-    kept = [(p, p.grad, [(on, dict(on)) for on in _hooks(p)]) for p in parameters]
+    kept = [(p, p.grad) for p in parameters]
     told = {id(p): _n_living(p) for p in parameters}
     _aside.append(told)
-    for parameter, _, hooks in kept:
+    for parameter, _ in kept:
         parameter.grad = None
-        for living, _ in hooks:
-            living.clear()  # the same object: its handles still remove from it
     try:
-        yield
+        with hooks_kept_back(parameters):
+            yield
         made.extend(parameter.grad for parameter in parameters)
     finally:
         _aside.remove(told)
-        for parameter, before, hooks in kept:
+        for parameter, before in kept:
             parameter.grad = before
-            for living, held in hooks:
-                living.update(held)
 
 
 @torch.no_grad()
@@ -111,7 +108,3 @@ def n_hooks_after(tensor: Tensor) -> int:
 
 def _n_living(parameter: nn.Parameter) -> int:
     return len(parameter._backward_hooks or ()) + n_hooks_after(parameter)
-
-
-def _hooks(parameter: nn.Parameter) -> list[dict[Any, Callable[..., Any]]]:
-    return [on for on in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks) if on]

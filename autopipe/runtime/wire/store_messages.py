@@ -20,7 +20,7 @@ from .board import Board, StoreGone, StoreSilent
 from .ended import ended
 from .refused import refusal, say_refused
 
-__all__ = ["SILENCE_S", "StoreMessages", "call_of_all"]
+__all__ = ["SILENCE_S", "Talk", "call_of_all"]
 
 SIGN_S = 1.0
 SILENCE_S = 60.0
@@ -57,7 +57,7 @@ def call_of_all(name: str) -> Iterator[None]:
         _calls[n_ranks] = _Call(call.n + 1)  # ranks that left at unlike points talk of what comes next
 
 
-class StoreMessages:
+class Talk:
     """A talk of all ranks of the process group; each enters it at the same point of the same script.
 
     While it lasts a thread gives a sign of life every second, so that a rank that is killed or stopped is
@@ -78,7 +78,7 @@ class StoreMessages:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._live, name="autopipe talk", daemon=True)
 
-    def __enter__(self) -> StoreMessages:
+    def __enter__(self) -> Talk:
         self._began = time.monotonic()
         self.tell("alive", "0")
         self._thread.start()

@@ -10,7 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-__all__ = ["buffers_in", "modules_in", "parameters_in"]
+from ...torch_private import CALL_HOOK
+
+__all__ = ["OF_ALL", "OF_COMPILED", "buffers_in", "modules_in", "parameters_in"]
+
+OF_ALL = frozenset(vars(nn.Module()))
+"""The attributes that every module has, its registries among them."""
+OF_COMPILED = OF_ALL | {CALL_HOOK}
+"""And what ``Module.compile`` adds."""
 
 
 def modules_in(model: nn.Module, prefix: str = "", *, is_once: bool = True) -> list[tuple[str, nn.Module]]:

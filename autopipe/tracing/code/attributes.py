@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...torch_private import CALL_HOOK
+from ..calls.members import OF_COMPILED
 from ..state.global_names import codes_in, names_in
 from .leaf_state import codes_of, read_by
 from .leaves import is_compiled
@@ -30,7 +30,7 @@ Note = Callable[[nn.Module, str, Callable[[], Any]], None]
 
 Names = Callable[[frozenset[type]], frozenset[str]]
 
-_OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK}) - {"training"}
+_OF_ALL = OF_COMPILED - {"training"}
 _SIMPLE = (int, float, str, bool, type(None), torch.dtype)
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 NOTHING = object()

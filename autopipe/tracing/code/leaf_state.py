@@ -23,6 +23,7 @@ from torch import nn
 
 from ...torch_private import dict_version
 from ..calls.functions import LOOKED_AT
+from ..calls.members import OF_ALL
 from ..inputs.held_numbers import content_of
 from ..state.global_names import codes_in
 from ..state.loads import attributes_loaded
@@ -44,7 +45,6 @@ __all__ = [
 LeafState = dict[tuple[int, str], tuple[Any, Any]]
 """(id of a module, name) → its value, and what that holds."""
 
-_OF_ALL = frozenset(vars(nn.Module()))
 _logger = logging.getLogger("autopipe")
 _SIMPLE = (bool, int, float, str, type(None))
 _HOLD_NOTHING = frozenset(_SIMPLE)
@@ -158,7 +158,7 @@ def attributes_left(
     for path, module in modules:
         cls: Any = type(module)
         for name, value in vars(module).items():
-            if name in _OF_ALL or type(value) in _SIMPLE:
+            if name in OF_ALL or type(value) in _SIMPLE:
                 continue
             if isinstance(value, (list, tuple, dict)):
                 is_found = any(map(is_left, value if isinstance(value, tuple) else _content(value)))
@@ -237,4 +237,4 @@ def codes_of(cls: type) -> tuple[types.CodeType, ...]:
 @functools.lru_cache(maxsize=1 << 10)
 def goes_by(cls: Any) -> frozenset[str]:
     """Of what a class asks for, what not every module has."""
-    return read_by(cls) - _OF_ALL
+    return read_by(cls) - OF_ALL

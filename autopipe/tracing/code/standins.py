@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from ...errors import InputError
-from ...torch_private import CALL_HOOK
 from ..calls.functions import tensors
+from ..calls.members import OF_COMPILED
 from ..calls.named import Named, held_by
 from ..inputs.contents import is_filled, plainly
 from .opaque import Recorded
@@ -26,7 +26,7 @@ from .statements import KeptStatement
 
 __all__ = ["KeptFunction", "KeptMethod", "hides", "parts_named"]
 
-_OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK}) - {"_non_persistent_buffers_set"}
+_OF_ALL = OF_COMPILED - {"_non_persistent_buffers_set"}
 """What a stand-in has of its own. Which buffers are saved is the layer's to say: code may ask its state."""
 _HELD = ("_modules", "_parameters", "_buffers")
 

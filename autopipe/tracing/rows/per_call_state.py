@@ -11,7 +11,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ _AWAY = 1.25
 _WRITES_NOTHING = frozenset({"requires_grad_"})
 """Methods whose names end as those do that write in place."""
 _OF_GRADIENTS = frozenset({"grad", "zero_grad"})
+_T = TypeVar("_T")
+_Look = Callable[["CallsInTurn"], _T]
 
 
 class CallsInTurn:
@@ -175,7 +177,27 @@ class CallsInTurn:
                 raise _Otherwise
 
 
-@torch.no_grad()
+def _looked_at(what: str, otherwise: _T) -> Callable[[_Look[_T]], _Look[_T]]:
+    """Makes a look at a model answer ``otherwise`` where rows take another way, or its code fails."""
+
+    def decorated(look: _Look[_T]) -> _Look[_T]:
+        @torch.no_grad()
+        @functools.wraps(look)
+        def run(calls: CallsInTurn) -> _T:
+            try:
+                return look(calls)
+            except _Otherwise:
+                return otherwise
+            except Exception as error:  # any Python of the model, on rows it may not take
+                _logger.debug("%s could not be looked at: %s", what, error)
+                return otherwise
+
+        return run
+
+    return decorated
+
+
+@_looked_at("what a forward writes", tuple[str, ...]())
 def by_call(calls: CallsInTurn) -> tuple[str, ...]:
     """The buffers and numbers, by name, that two batches leave otherwise than one of all their rows does.
 
@@ -189,16 +211,10 @@ def by_call(calls: CallsInTurn) -> tuple[str, ...]:
         return ()
     both = dict(given)
     both.update({n: torch.cat([given[n].detach(), calls.other[n]], axis) for n, axis in dim.where})
-    try:
-        apart, at_once = calls.in_turn[0], calls.after(both)[0]
-        close = [n for n, value in at_once.items() if _is_same(value, apart.get(n), EQUAL)]
-        is_off = {n for n in close if not _is_same(at_once[n], apart[n], SLIGHT)}
-        one = calls.after(given)[0] if is_off else {}
-    except _Otherwise:
-        return ()
-    except Exception as error:  # any Python of the model, on rows it may not take
-        _logger.debug("what a forward writes could not be looked at: %s", error)
-        return ()
+    apart, at_once = calls.in_turn[0], calls.after(both)[0]
+    close = [n for n, value in at_once.items() if _is_same(value, apart.get(n), EQUAL)]
+    is_off = {n for n in close if not _is_same(at_once[n], apart[n], SLIGHT)}
+    one = calls.after(given)[0] if is_off else {}
     # what is the same to the last digit after any one call goes by their number, not by how rows add up
     alike = {n for n in close if n not in is_off or not is_equal(at_once[n], one.get(n))}
     return tuple(name for name in at_once if name not in alike)
@@ -226,7 +242,7 @@ def carried_by(calls: CallsInTurn) -> str:
     return f"one call leaves {', '.join(names[:3])} for the next, which goes by it"
 
 
-@torch.no_grad()
+@_looked_at("whether a forward goes by gradients", "")
 def by_gradients(calls: CallsInTurn) -> str:
     """In words, what goes by the gradients that weights have when a forward begins, or takes them away.
 
@@ -248,37 +264,28 @@ def by_gradients(calls: CallsInTurn) -> str:
         return "" if left and is_alike else words
     except _Otherwise:
         return words
-    except Exception as error:  # any Python of the model, on rows it may not take
-        _logger.debug("whether a forward goes by gradients could not be looked at: %s", error)
-        return ""
     finally:
         for weight, gradient in zip(weights, kept, strict=True):
             weight.grad = gradient
 
 
-@torch.no_grad()
+@_looked_at("what a backward leaves", (tuple[str, ...](), ""))
 def by_backward(calls: CallsInTurn) -> tuple[tuple[str, ...], str]:
     """What a backward leaves in buffers and attributes, by name; in words, that a forward goes by it, or "".
 
     As a hook on gradients does that counts. Microbatches leave it each, some before others have begun.
     """
     weights = [p for p in calls.model.parameters() if p.requires_grad]
-    try:
-        _, plain = calls.after(calls.given), calls.run(calls.given)
-        calls.after()
-        with torch.enable_grad():
-            made = calls.run(calls.given)
-            before = dict(_held(calls.model, ()))
-            projected(tensors(made), weights)
-        left = dict(_held(calls.model, ()))
-        names = tuple(n for n, value in left.items() if not _is_same(value, before.get(n), SLIGHT))
-        pairs = zip(tensors(calls.run(calls.given)), tensors(plain), strict=True) if names else ()
-        is_read = any(a.shape != b.shape or not is_close(a, b, EQUAL) for a, b in pairs)
-    except _Otherwise:
-        return (), ""
-    except Exception as error:  # any Python of the model, on rows it may not take
-        _logger.debug("what a backward leaves could not be looked at: %s", error)
-        return (), ""
+    _, plain = calls.after(calls.given), calls.run(calls.given)
+    calls.after()
+    with torch.enable_grad():
+        made = calls.run(calls.given)
+        before = dict(_held(calls.model, ()))
+        projected(tensors(made), weights)
+    left = dict(_held(calls.model, ()))
+    names = tuple(n for n, value in left.items() if not _is_same(value, before.get(n), SLIGHT))
+    pairs = zip(tensors(calls.run(calls.given)), tensors(plain), strict=True) if names else ()
+    is_read = any(a.shape != b.shape or not is_close(a, b, EQUAL) for a, b in pairs)
     words = f"a forward goes by {', '.join(names[:3])}, as the backward before left it"
     return names, words if is_read else ""
 

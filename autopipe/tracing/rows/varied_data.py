@@ -23,6 +23,7 @@ from ..calls.call import Call, Depends, Recording, map_calls
 from ..calls.functions import classify, plain_name, tensors
 from ..calls.kinds import kind_of
 from ..calls.labels import label_options
+from ..calls.members import OF_ALL
 from ..calls.perform import run_call
 from ..code.leaves import eager
 from ..inputs.structure import flatten, mapped, unflatten
@@ -51,7 +52,6 @@ The same twice where any other does not.
 """
 _NOWHERE = contextlib.nullcontext()
 _PLAIN = frozenset({bool, int, float, str, type(None)})
-_OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
 _MOST_ASKED = 4
 """So many numbers are looked at that code compares whole ones with."""
 
@@ -372,7 +372,7 @@ def layer_kind(model: nn.Module, path: str) -> Any:
         (name, _code_of(value))
         for module in modules
         for name, value in vars(module).items()
-        if name not in _OWN_ATTRIBUTES and not isinstance(value, (bool, int, float, str, Tensor))
+        if name not in OF_ALL and not isinstance(value, (bool, int, float, str, Tensor))
     ]
     return kind_of(model, path), *(id(type(module)) for module in modules), *held
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...errors import CaptureError
 from ..calls.call import Recording
+from ..calls.members import OF_ALL
 from ..code.kept import NamesRead
 from ..code.leaves import Policy
 from ..code.restart import CloseModule, HoldNumbers
@@ -31,7 +32,6 @@ from ..values.tracked import plain
 
 __all__ = ["Repeats"]
 
-_OF_ALL = frozenset(vars(nn.Module()))
 _N_ASKED = 3
 """Calls after which it is looked at what they leave: one on other data, two with other weights."""
 
@@ -172,7 +172,7 @@ class Repeats:
     def is_read(self, path: str, name: str) -> bool:
         """Whether a call may read what an attribute, or the first one in some words, holds."""
         attribute = name.removeprefix(LENGTH_OF).partition(".")[0]
-        is_plain = attribute in vars(self.model.get_submodule(path)) and attribute not in _OF_ALL
+        is_plain = attribute in vars(self.model.get_submodule(path)) and attribute not in OF_ALL
         return not is_plain or attribute in self.names_read
 
     def _held(self, path: str, name: str) -> Any:
@@ -414,7 +414,7 @@ def _names_of_class(module: nn.Module) -> Iterator[str]:
 def _names_inside(module: nn.Module) -> Iterator[str]:
     """What the numbers in containers and objects are called that a module's attributes hold."""
     for field, value in vars(module).items():
-        if field not in _OF_ALL:
+        if field not in OF_ALL:
             yield from names_inside(field, value)
 
 

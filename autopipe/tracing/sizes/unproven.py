@@ -19,7 +19,7 @@ from ...units import Size
 from ..calls.call import Call, Depends, Recording, map_calls, meta
 from ..calls.kinds import Kind
 from ..calls.labels import label_options
-from ..calls.members import modules_in
+from ..calls.members import OF_ALL, modules_in
 from ..calls.regions import Region, context
 from ..calls.sharing import outline
 from ..code.leaves import is_atomic, is_compiled
@@ -57,7 +57,7 @@ class Proofs:
 
     def _key(self, leaf: Call, modes: Mapping[int, bool] | None) -> Any:
         inside = self._inside(leaf)
-        held = tuple([_held(v) for m in inside for n, v in vars(m).items() if n not in _OF_ALL])
+        held = tuple([_held(v) for m in inside for n, v in vars(m).items() if n not in OF_ALL])
         return (
             self._kind(leaf.target),
             held,
@@ -70,7 +70,6 @@ class Proofs:
         return [m for _, m in modules_in(self._model.get_submodule(leaf.target))]
 
 
-_OF_ALL = frozenset(vars(nn.Module()))
 _SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..calls.members import modules_in
+from ..calls.members import OF_ALL, modules_in
 from ..inputs.contents import slots
 from .cells import (
     MOST_BYTES,
@@ -46,7 +46,6 @@ _OF_PYTHON = frozenset(
 )  # fmt: skip
 """What holds others and is nothing else, of which there are many."""
 _FOREIGN = frozenset({"torch", "numpy", "builtins", "typing", "abc", "logging", "threading", "autopipe"})
-_REGISTRIES = frozenset(vars(nn.Module()))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -207,7 +206,7 @@ def reached(model: nn.Module, is_first: Callable[[str], bool] = lambda path: Tru
     classes: dict[type, str] = {}
     for path, module in sorted(modules_in(model), key=lambda held: not is_first(held[0])):
         for name, value in vars(module).items():
-            if name not in _REGISTRIES and type(value) not in PLAIN:
+            if name not in OF_ALL and type(value) not in PLAIN:
                 out.sources.add(path)
                 out.visit(path, f"{path}.{name}".lstrip("."), value)
         for hook in [h for kind in HOOKS for h in vars(module).get(kind, {}).values()]:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ...torch_private import CALL_HOOK, UnseenByFunctions
+from ...torch_private import UnseenByFunctions
+from ..calls.members import OF_COMPILED
 from ..calls.perform import registered
 from ..inputs.held_numbers import place_inside
 from . import global_hooks
@@ -26,7 +27,6 @@ from .global_names import come_to
 from .reach import HOOKS, Reached
 
 __all__ = [
-    "OF_ALL",
     "Change",
     "Content",
     "Kind",
@@ -41,7 +41,6 @@ __all__ = [
 Read = Callable[[], tuple[Any, ...]]
 _SIMPLE = (int, float, str, bytes, bool, type(None), tuple)
 _HELD = ("_parameters", "_buffers", "_modules")
-OF_ALL = frozenset({*vars(nn.Module()), CALL_HOOK})
 """Attributes that every module has."""
 
 
@@ -190,7 +189,7 @@ def _kinds(model: nn.Module) -> tuple[Any, ...]:
 
 
 def _attributes(held: Mapping[str, Any], without: frozenset[str]) -> dict[str, Any]:
-    return {k: v for k, v in held.items() if k not in OF_ALL and k not in without}
+    return {k: v for k, v in held.items() if k not in OF_COMPILED and k not in without}
 
 
 def read_beside(

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ... import accelerator
-from ..calls.members import buffers_in, modules_in, parameters_in
+from ..calls.members import OF_ALL, buffers_in, modules_in, parameters_in
 from ..inputs.contents import are_equal_tensors
 from .cells import content
 from .iterators import Spent
@@ -39,7 +39,7 @@ __all__ = [
     "written_in",
 ]
 
-_INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_forward_hooks", "_forward_pre_hooks"}
+_INTERNAL = OF_ALL - {"_buffers", "_forward_hooks", "_forward_pre_hooks"}
 _SIMPLE = (int, float, str, bytes, bool, type(None))
 _PLAIN = frozenset({list, dict, set, collections.OrderedDict})
 """Kinds of containers that hold nothing where they are false."""

@@ -11,15 +11,13 @@ from torch import nn
 
 from ...errors import InputError
 from ..calls.functions import tensors
-from ..calls.members import modules_in
+from ..calls.members import OF_ALL, modules_in
 from ..inputs.structure import flatten
 
 __all__ = ["check_answers"]
 
 _ATTRIBUTES = ("shape", "dtype", "device", "layout", "requires_grad", "is_meta", "is_nested", "_version")
 _METHODS = ("numel", "dim", "is_floating_point", "is_complex", "__hash__")
-_OF_ALL = frozenset(vars(nn.Module()))
-"""Attributes that every module has, in which no tensors are but those that are registered."""
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _COPIED = 1 << 16
 """Of tensors with at most so many elements a copy is asked for too."""
@@ -54,7 +52,7 @@ def _held(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters, buffers, and tensors in attributes or in containers there, each by a name."""
     for path, module in modules_in(model):
         for name, value in (*module._parameters.items(), *module._buffers.items(), *vars(module).items()):
-            if type(value) not in _PLAIN and name not in _OF_ALL:
+            if type(value) not in _PLAIN and name not in OF_ALL:
                 yield from ((f"{path}.{name}".lstrip("."), t) for t in tensors(value))
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..calls.members import modules_in
+from ..calls.members import OF_COMPILED, modules_in
 from .global_names import is_foreign, names_in_class
 from .reach import HOOKS, Reached, reached
-from .readers import OF_ALL, Reader, are_same, is_same, read_beside
+from .readers import Reader, are_same, is_same, read_beside
 
 __all__ = ["MODE_OF", "WholeLayers"]
 
@@ -136,7 +136,7 @@ def _named(cls: type, held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "its class", cls
     yield "its hooks", tuple([hook for kind in HOOKS for hook in held[kind].values()])
     for name, value in (*held["_modules"].items(), *held["_buffers"].items(), *held.items()):
-        if name not in OF_ALL:
+        if name not in OF_COMPILED:
             yield name, value
 
 
