@@ -18,13 +18,14 @@ demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 -m autopipe.demo
 
 # Types are checked, and the simulated accelerator is built, beside the tests: each keeps one core busy, and would
-# leave the others idle. The accelerator's tests tell of a build that failed.
+# leave the others idle. So do tests of ranks, which wait for one another and for limits: three workers fill two
+# cores. The accelerator's tests tell of a build that failed.
 test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy >$(VENV)/mypy.log 2>&1 & types=$$!; \
 	{ ! command -v g++ || PYTHONPATH=tests $(BIN)/python -c "import simulated"; } >/dev/null 2>&1 & \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile \
 		--reruns 1 --rerun-show-tracebacks -r aR --durations 25; tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/mypy.log; exit $$((tests | types))
 

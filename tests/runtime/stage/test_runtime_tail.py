@@ -38,7 +38,7 @@ def test_equal_to_the_plain_model(make_model, caplog):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("n_ranks", [2, 4])
+@pytest.mark.parametrize("n_ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_equal_on_ranks(n_ranks):
     run_ranks(SCRIPT, n_ranks, "tails", timeout_s=100)
 
