@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import functools
 import gc
 import multiprocessing
 import os
@@ -64,6 +65,18 @@ def _job(n_ranks: int, is_hosted_by_rank_0: bool) -> tuple[dict[str, str], dist.
     return {**job, **agent, "MASTER_PORT": str(store.port)}, store
 
 
+@functools.cache
+def _wait_for(server: int) -> None:
+    """Wait once until a fork server forks, in no test's time: a busy machine may take a minute."""
+    limit = signal.setitimer(signal.ITIMER_REAL, 0)  # that of pytest-timeout
+    try:
+        first = _FORKS.Process(target=os.getpid)
+        first.start()
+        first.join()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *limit)
+
+
 class Rank:
     """A script in a process forked from one that holds torch already, which takes a tenth of starting anew.
 
@@ -82,6 +95,7 @@ class Rank:
         os.close(handle)
         with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(map(str, PATHS))}):
             forkserver.ensure_running()  # it finds what it is to hold where this process does
+        _wait_for(forkserver._forkserver._forkserver_pid)
         self._process = _FORKS.Process(
             target=_become, args=(str(script), list(arguments), dict(environment), self._output)
         )

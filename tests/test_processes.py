@@ -1,5 +1,9 @@
-"""A capture that fails in what ranks are forked from is told to each of them."""
+"""What ranks are forked from: a capture that fails in it is told to each, and no test waits for its start."""
 
+import signal
+from types import SimpleNamespace
+
+import processes
 from processes import ROOT, finish, run_ranks, start
 
 BROKEN = """
@@ -41,3 +45,15 @@ def test_ranks_end_by_it(tmp_path):
     ((code, _),) = finish(start(script, 0, told), 60)
     assert code == 1
     assert told.read_text().rstrip().endswith("KeyError: 'of a capture'")
+
+
+def test_its_start_takes_no_time_of_a_test(monkeypatch):
+    found = []
+    process = SimpleNamespace(
+        start=lambda: found.append(signal.getitimer(signal.ITIMER_REAL)), join=lambda: None
+    )
+    monkeypatch.setattr(processes, "_FORKS", SimpleNamespace(Process=lambda target: process))
+    before = signal.getitimer(signal.ITIMER_REAL)[0]
+    processes._wait_for(-1)
+    assert found == [(0.0, 0.0)]
+    assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= before
