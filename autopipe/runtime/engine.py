@@ -18,15 +18,23 @@ from torch import nn
 
 from .. import accelerator
 from ..errors import InputError
+from ..graph import batch_dim
 from ..plans import Plan
 from ..schedule import Message, Schedule
 from ..stages import Stage
 from ..torch_private import UnseenByFunctions
 from .data.call_kinds import Kinds
 from .data.feed import Feed
-from .data.intake import Intake
+from .data.intake import Intake, is_torchs
 from .execute.executor import Clock, Executor, Line
-from .execute.program import LOSS_WAITS, MODEL_WAITS, forward_part, pick_schedule, step_program
+from .execute.program import (
+    LOSS_WAITS,
+    MODEL_WAITS,
+    forward_part,
+    has_room,
+    pick_schedule,
+    step_program,
+)
 from .execute.results import Results
 from .execute.step_agreement import StepAgreement
 from .new_forms import NewForms
@@ -68,6 +76,8 @@ if TYPE_CHECKING:
 __all__ = ["Engine"]
 
 REMEMBERED_STEPS = 32
+_OF_OUTPUTS = 8
+"""How many times its outputs a loss takes that is asked both ways: joined, in parts, and their gradients."""
 T = TypeVar("T")
 
 
@@ -112,7 +122,7 @@ class Engine:
         self.records: collections.deque[tuple[float, float, Clock]] = collections.deque(
             maxlen=REMEMBERED_STEPS
         )
-        self._lines: dict[tuple[int, bool], Line] = {}
+        self._lines: dict[tuple[int, bool, bool], Line] = {}
         self.patience = Patience(options.stall_limit_s, plan.step_s)
         self._sections = sections_of(stages, options)
         self.is_whole = len(self._sections) > len(stages)
@@ -153,7 +163,17 @@ class Engine:
         self.turn = Turn(waits=self.peers is None, draws=self.is_random, fail=self.fail)
         self.kinds = Kinds(capture, options, is_whole=self.is_whole)
         self._forms = NewForms(self)
-        self.loss = Loss(self.kinds, options, self.device)
+        devices = (
+            [c["own device"] for c in self.peers.cards] if self.peers else [accelerator.identity(self.device)]
+        )
+        last = self.peers.cards[self.plan.placement[-1]]["own loss of torch's"] if self.peers else None
+        self.loss = Loss(
+            self.kinds,
+            options,
+            self.device,
+            is_on_host=not any(devices),
+            is_torchs=is_torchs(options.loss_fn) if last is None else last,
+        )
         self._n_layouts = 0
         self._feed = self._make_feed()
         self._lay_out()
@@ -172,6 +192,7 @@ class Engine:
         mine = card(self.capture, self.plan, self.all_stages, options, self.device)
         trained = learned(options.loss_fn, self.capture.model, self.plan.n_ranks)
         mine["what loss_fn trains"] = [f"{t.name} {list(t.parameter.shape)}" for t in trained]
+        mine["own loss of torch's"] = is_torchs(options.loss_fn)
         mine["own weights"] = fingerprints(self.capture, self.all_stages)
         peers = Peers(ranks, self.device, mine, self.patience)
         weakref.finalize(self, peers.close)
@@ -458,25 +479,45 @@ class Engine:
         """How large the messages were that this rank sent in a training step."""
         return self.executor.message_bytes(clock)
 
-    def _schedule(self, n_microbatches: int, has_backward: bool = True) -> Schedule:
+    def _schedule(
+        self, n_microbatches: int, has_backward: bool = True, *, loss_waits: bool = False
+    ) -> Schedule:
         """What a step with so many microbatches goes by, or a call that makes no gradients.
 
+        Where the ``loss_waits`` for all of them, as it was found to, one that does takes any other's place.
         Raises :class:`InputError` where the one that was asked for does not fit.
         """
         waits = None
         if has_backward:
-            takes_batch = self.options.loss_on == "batch"
+            takes_batch = loss_waits or self.options.loss_on == "batch"
             waits = MODEL_WAITS if self.is_whole else LOSS_WAITS if takes_batch else None
-        schedule = pick_schedule(self.plan, self.options.schedule, n_microbatches, waits=waits)
+        wanted = self.options.schedule
+        schedule = pick_schedule(self.plan, wanted, n_microbatches, waits=waits, gives_way=loss_waits)
         return schedule if has_backward else forward_part(schedule)
 
-    def line(self, n_microbatches: int, grad: bool) -> Line:
+    def has_room(self, n_microbatches: int, n_rows: int | None) -> bool:
+        """Whether every rank has room for all microbatches, and the last for their outputs several times.
+
+        ``n_rows``: of the batch; None for as many as the example has.
+        """
+        ops = self.capture.ops
+        training = self.capture.model.training
+        leaves = next(n for n in reversed(self.capture.graphs[training].nodes) if n.op == "output").args[0]
+        given = {getattr(leaf, "name", "") for leaf in leaves} & ops.by_name.keys()
+        example = {dim.name: dim.example for dim in ops.dims}
+        dim = batch_dim(ops.dims)
+        taken = sum(ops.by_name[name].bytes_at(example) for name in given)
+        times = _OF_OUTPUTS * (1.0 if dim is None or n_rows is None else n_rows / max(1, dim.example))
+        schedule = self._schedule(n_microbatches, loss_waits=True)
+        return has_room(self.plan, schedule, round(times * taken))
+
+    def line(self, n_microbatches: int, grad: bool, *, loss_waits: bool = False) -> Line:
         """What this process does in a step, as calls."""
-        key = (n_microbatches, grad)
+        key = (n_microbatches, grad, loss_waits)
         if key not in self._lines:
             program = step_program(
                 self.plan,
-                self._schedule(n_microbatches, grad),
+                self._schedule(n_microbatches, grad, loss_waits=loss_waits),
                 self.edges,
                 None if self.peers is None else self.rank,
                 one_piece=sharded_stages(self.workers),

@@ -178,11 +178,14 @@ class Runner:
             adds = request.grad and self._adds()
             step, inputs = self._take(request)
             line = engine.line(step.batch.n_microbatches, request.grad)
+            self._choose(step)
             generators = None if step.seed is None else Generators(engine.device, step.seed)
         except BaseException as error:
             self._refuse(error)
         try:
             self._begin(step)
+            if step.grad and engine.loss.gathers:
+                line = engine.line(step.batch.n_microbatches, True, loss_waits=True)
             result, clock = self._work(step, inputs, line)
         except BaseException as error:
             self._fail(error)
@@ -209,6 +212,23 @@ class Runner:
         if engine.publisher is not None:
             engine.publisher.after_step(result.loss)
         return result
+
+    def _choose(self, step: StepInputs) -> None:
+        """How the loss of a step is made."""
+        engine, batch = self.engine, step.batch
+        has_replicas = engine.options.has_replicas
+        # replicas, whose batches may be of unlike sizes, have one schedule where that can be
+        rows, n = (
+            (None, engine.options.n_microbatches) if has_replicas else (sum(batch.rows), len(batch.rows))
+        )
+        engine.loss.choose(
+            batch,
+            grad=step.grad,
+            n_done=self.n_summed if has_replicas else engine.n_own_steps,
+            has_room=lambda: engine.has_room(n, rows),
+            is_one=engine.is_whole
+            or not step.want_loss,  # an end of the model that takes the batch gives one
+        )
 
     def _leave(self, batch: Batch) -> None:
         """Set the numbers in attributes that a call with all of a batch leaves there: a step is one call."""
@@ -259,6 +279,7 @@ class Runner:
                 self._hear_of_hooks(Traits.HOOKS)
                 if step.grad:
                     self._sum()
+                    self._agree_on_loss()
             self._hear_of_hooks(Traits.HOOKED_TIES)
             if step.grad and self.syncs and engine.options.scaler is not None:
                 self._share_overflow()
@@ -272,6 +293,16 @@ class Runner:
         clock.stop()
         engine.follow("the sums and the loss of all ranks")
         return result, clock
+
+    def _agree_on_loss(self) -> None:
+        """Have the loss take the whole batch on all replicas, where it was found to on any."""
+        engine = self.engine
+        if engine.is_whole or not (engine.options.has_replicas and self.syncs):
+            return
+        if engine.end_worker is not None and engine.loss.may_find(self.n_summed - 1):
+            with engine.outside("hearing whether the loss of other replicas takes the whole batch"):
+                if engine.replica_dims.any(engine.loss.has_found, engine.device):
+                    engine.loss.is_on_batch = True
 
     def _hear_of_hooks(self, trait: int) -> None:
         """Have who is done first hear of a hook that failed elsewhere, where any rank has such."""
@@ -355,10 +386,14 @@ class Runner:
         looks, self._traits = False, self._own_traits(has_hooks) if step.grad else 0
         if engine.written.any:
             self._traits |= Traits.WRITTEN
+        if engine.loss.is_on_batch:
+            self._traits |= Traits.ON_BATCH
         if engine.step_agreement is not None:
             self._waited_s, looks, self._traits = engine.step_agreement.begin(
                 step, self.factor, engine.n_loads, self._traits
             )
+        if self._traits & Traits.ON_BATCH:
+            engine.loss.follow()
         if self._traits & Traits.STEPPED:
             self._unstepped.tell(engine.rank, engine.progress.n_steps)
         if are_unlike(self._traits):

@@ -46,9 +46,9 @@ class Runtime(BetweenSteps):
     loss_fn: ``loss_fn(output, target)``, a scalar. Without it the model's output holds its loss: as ``loss``,
         first, or as the only scalar, where only that depends on some input (its labels) or compares all other
         outputs with one. Where ``loss_fn`` is a module with parameters that train, every rank gets their
-        gradients, and its optimizers may have them. It is called for each microbatch, and at steps 0, 1, 2,
-        4, 8 and so on for some of them again, to check that their weighted losses add up to the batch's: so
-        compute metrics from a step's outputs, not in here.
+        gradients, and its optimizers may have them. It is called for each microbatch where their weighted
+        losses make the batch's, else once for the batch, as ``loss_on`` says: compute metrics from a step's
+        outputs, not in here.
     n_microbatches, schedule: another count or schedule than the plan's; the placement must fit.
     device: by default the accelerator of ``LOCAL_RANK`` where the process group carries such tensors, which
         becomes the current one; else the model's. Only this rank's stages move there.
@@ -64,7 +64,12 @@ class Runtime(BetweenSteps):
         batch as pairs, means over masks) or keeps something from call to call. Gradients are those of the
         batch; the activations of all microbatches are kept until then, and the schedule is one that waits
         (GPipe or looped BFS). Replicas have a batch each, as in data parallelism. ``"microbatches"``: those
-        of each.
+        of each. By default it is asked, at steps 0, 1, 2, 4, 8 and so on and where a batch is cut otherwise
+        than before, whether it gives the same either way, on the batch and on targets in other places. Such
+        a step waits too, so that it is right, and what ``loss_fn`` keeps is put back; where the answer is
+        no, this and all further steps are of the whole batch, which a warning says once. Two microbatches
+        alone are asked about of torch's own losses, and where the plan's memory has no room for all: there a
+        loss that needs the batch is refused. ``loss_weight`` says that it is called with each.
     release: free the weights of stages that other ranks own; :meth:`gather_weights` brings them back.
     batch_dims: input name → batch axis, or None for an input every microbatch gets whole; ``target`` too.
     stall_limit_s: how long a rank may make no progress in a call before all stop, and a tenth of how long it

@@ -1,12 +1,13 @@
 """What ranks do with losses that compare rows: the plain loop's numbers, whatever is asked of them."""
 
+import contextlib
 import functools
 
 import torch
 import torch.distributed as dist
 from rank_checks import run
 from torch.nn.parallel import DistributedDataParallel
-from whole_losses import LOSSES, WIDTH, info_nce, model, numbers, own, trained_on
+from whole_losses import LOSSES, WIDTH, info_nce, masked_mean, model, numbers, own, trained_on
 
 import autopipe
 
@@ -70,11 +71,31 @@ def asked_for():
     check("a centre that moves", "1f1b", feed=1, loss_on="batch")
 
 
-def replicas(loss_on="batch"):
+def found():
+    for name, schedule, n_stages in (
+        ("focal over the positives", "1f1b", 2),
+        ("weights of classes in the batch", "zb-h1", 2),
+        ("soft Dice", "zbv", 4),
+        ("CTC", "interleaved", 4),
+        ("a centre that moves", "1f1b", 2),
+        ("one that counts its calls", "zb-h1", 2),
+    ):
+        check(name, schedule, n_stages, feed=0 if name == "soft Dice" else None)
+    pipe, twin = split("1f1b")
+    loss_fn, target = LOSSES["Cox partial likelihood"][0](), LOSSES["Cox partial likelihood"][1](10)
+    runtime = pipe.runtime(loss_fn, schedule="1f1b")
+    wanted = loss_fn(twin(numbers(10, 5)), target).item()
+    for _ in range(2):  # what is found ahead of the first step
+        assert abs(runtime.evaluate(numbers(10, 5), target=target).loss.item() - wanted) < EXACT
+    assert abs(runtime.step(numbers(10, 5), target=target).loss.item() - wanted) < EXACT
+
+
+def replicas(loss_on=None):
     """Two pipelines of two ranks: each replica's batch is its own, and gradients are their mean."""
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
     replica = mesh.get_local_rank("dp")
     pipe, twin = split("1f1b")
+    pipe.model.zero_grad()
     runtime = pipe.runtime(info_nce, mesh=mesh, loss_on=loss_on)
     runtime.wrap(lambda stage: DistributedDataParallel(stage, process_group=mesh.get_group("dp")))
     losses = []
@@ -86,7 +107,40 @@ def replicas(loss_on="batch"):
         losses.append(abs(found - each[replica].item()))
     assert max(losses) < EXACT, losses
     compare(runtime, twin)
+    pipe.merge()
+
+
+def replicas_differ():
+    """Only one of two replicas has labels left out in the first steps: both go on with the whole batch."""
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    replica = mesh.get_local_rank("dp")
+    pipe, twin = split("1f1b")
+    pipe.model.zero_grad()
+    runtime = pipe.runtime(masked_mean, mesh=mesh)
+    runtime.wrap(lambda stage: DistributedDataParallel(stage, process_group=mesh.get_group("dp")))
+    for step in range(4):
+        halves = []
+        for i in range(2):
+            mask = torch.ones(10, WIDTH).double()
+            mask[: 2 + i + step, 2:] = float(i == 0 and step < 3)
+            halves.append((numbers(10, 5, seed=step + 10 * i), (numbers(10, WIDTH, seed=i), mask)))
+        (x, target), each = halves[replica], [masked_mean(twin(x), target) for x, target in halves]
+        with contextlib.ExitStack() as stack:
+            if step == 1:
+                stack.enter_context(runtime.no_sync())
+            loss = runtime.step(x, target=target).loss.item()
+        (sum(each) / 2).backward()
+        assert abs(loss - each[replica].item()) < EXACT, step
+    compare(runtime, twin)
+    pipe.merge()
+    pipe, twin = split("1f1b")
+    runtime = pipe.runtime(masked_mean, mesh=mesh)  # of which one replica has a single row to begin with
+    runtime.wrap(lambda stage: DistributedDataParallel(stage, process_group=mesh.get_group("dp")))
+    n = 1 if replica else 10
+    found = runtime.step(numbers(n, 5), target=(numbers(n, WIDTH), torch.ones(n, WIDTH).double()))
+    assert found.loss.isfinite()
 
 
 if __name__ == "__main__":
-    run({"asked_for": asked_for, "replicas": replicas})
+    asked = {"asked_for": asked_for, "found": found, "replicas_asked": functools.partial(replicas, "batch")}
+    run({**asked, "replicas": replicas, "replicas_differ": replicas_differ})

@@ -30,7 +30,7 @@ from .weights import Bound
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["BATCHES", "Forms", "Intake", "WeightedBatch"]
+__all__ = ["BATCHES", "Forms", "Intake", "WeightedBatch", "is_torchs"]
 
 BATCHES = (
     "give a list of batches, each a mapping of step()'s keyword arguments, such as {'x': x, 'target': y}, or "
@@ -203,7 +203,7 @@ class Intake:
     ) -> tuple[dict[str, Tensor], Batch]:
         """A call's batch in microbatches, and those of its tensors that require a gradient."""
         makes_loss = self._takes_target or self._feed is not None
-        if request.loss and target is None and makes_loss and _is_torchs(self._options.loss_fn):
+        if request.loss and target is None and makes_loss and is_torchs(self._options.loss_fn):
             raise InputError(
                 "the step was given no target, and loss_fn, one of torch's losses, compares outputs with it; "
                 "pass one, as in rt.step(x, target=y)"
@@ -388,7 +388,7 @@ class Intake:
         )
 
 
-def _is_torchs(loss_fn: Callable[..., Any] | None) -> bool:
+def is_torchs(loss_fn: Callable[..., Any] | None) -> bool:
     """Whether a loss is one of torch's, all of which compare with a target."""
     inner = loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn
     kind = inner if inspect.isfunction(inner) else type(inner)

@@ -9,7 +9,7 @@ import logging
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, fx
@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from ...accelerator import upload
 from ...errors import InputError
 from ...graph import OpGraph
+from ...torch_private import pytree
 from ...tracing.inputs.layout import concatenated, of_blocks
 from ...units import size_at, symbol
 from ..wire.announcement import Announcement, Form
@@ -44,34 +45,36 @@ class Outputs:
 
     def check(self, batch: Batch) -> None:
         """Raise :class:`InputError` for outputs that microbatches cannot give, such as ``x @ x.T``."""
-        mixing = self._capture.variation.mixing
-        steps = mixing.steps
         for name, axes in self._leaves(batch) if batch.n_microbatches > 1 else ():
-            is_told = steps.get(name) is not None
-            if axes is not None and len(axes) == 1 and not is_told and self._is_uneven(name, axes[0]):
-                raise InputError(
-                    f"output {name} has no certain number of places for each row of the batch along axis "
-                    f"{axes[0]}: those of {batch.n_microbatches} microbatches do not make the whole; pass "
-                    "n_microbatches=1 here, or do not ask for outputs"
-                )
-            if name in steps and steps[name] is None:
-                raise InputError(
-                    f"output {name} has whole numbers that hang on the places of rows in their batch, and "
-                    f"those of {batch.n_microbatches} microbatches do not tell the whole's; pass "
-                    "n_microbatches=1 here, or do not ask for outputs"
-                )
-            if not axes and mixing.made_of_rows.get(name) == "neither":
-                raise InputError(
-                    f"output {name} has no batch axis and hangs on the rows of a batch, of which it is "
-                    f"neither a mean nor a sum: those of {batch.n_microbatches} microbatches do not give "
-                    "the whole's; pass n_microbatches=1 here, or do not ask for outputs"
-                )
-            if axes is not None and len(axes) > 1:
-                raise InputError(
-                    f"output {name} has the batch in its axes {', '.join(map(str, axes))}: "
-                    f"{batch.n_microbatches} microbatches give its blocks, not the whole; pass "
-                    "n_microbatches=1 here, or do not ask for outputs"
-                )
+            if fault := self._fault(name, axes, batch):
+                raise InputError(f"{fault}; pass n_microbatches=1 here, or do not ask for outputs")
+
+    def _fault(self, name: str, axes: tuple[int, ...] | None, batch: Batch) -> str:
+        """Why microbatches cannot give an output; empty where they can."""
+        mixing, n = self._capture.variation.mixing, batch.n_microbatches
+        steps = mixing.steps
+        is_told = steps.get(name) is not None
+        if axes is not None and len(axes) == 1 and not is_told and self._is_uneven(name, axes[0]):
+            return (
+                f"output {name} has no certain number of places for each row of the batch along axis "
+                f"{axes[0]}: those of {n} microbatches do not make the whole"
+            )
+        if name in steps and steps[name] is None:
+            return (
+                f"output {name} has whole numbers that hang on the places of rows in their batch, and "
+                f"those of {n} microbatches do not tell the whole's"
+            )
+        if not axes and mixing.made_of_rows.get(name) == "neither":
+            return (
+                f"output {name} has no batch axis and hangs on the rows of a batch, of which it is "
+                f"neither a mean nor a sum: those of {n} microbatches do not give the whole's"
+            )
+        if axes is not None and len(axes) > 1:
+            return (
+                f"output {name} has the batch in its axes {', '.join(map(str, axes))}: {n} microbatches give "
+                "its blocks, not the whole"
+            )
+        return ""
 
     def join(
         self,
@@ -86,8 +89,8 @@ class Outputs:
         A tensor with a batch axis is concatenated along it, numbers of rows as they are in the batch; a
         scalar is averaged by ``weights``, another mean over rows by these, a sum added up; a Python number
         made of sizes is what the full batch's make. The rest is taken from the first microbatch; a warning
-        says so where another one's differs, or may. That is refused with :class:`InputError` where a loss is
-        made of what is joined, whose gradients go back to the parts.
+        says so where another one's differs, or may. ``for_loss`` what is joined has gradients, and in the
+        place of what microbatches do not give is what raises :class:`InputError` when it is used.
         """
         if len(parts) == 1:
             return list(parts[0])
@@ -101,6 +104,8 @@ class Outputs:
                 continue
             is_left = any(node is n for n in left)
             number = leaf[0] if is_left else self._number(node, leaf, batch)
+            if number is None and for_loss and (fault := self._fault(name, axes, batch)):
+                number = NotThere(fault)
             if number is None:
                 number = self._join_leaf(name, axes, leaf, batch, weights, for_loss=for_loss)
             joined.append(number)
@@ -140,10 +145,9 @@ class Outputs:
             return weighted(leaf, shares).to(leaf[0].dtype).reshape(leaf[0].shape)
         is_other = made is not None or not all(_are_equal(leaf[0], x) for x in leaf[1:])
         if is_other and for_loss:
-            raise InputError(
+            return NotThere(
                 f"output {name} has no batch axis and hangs on the rows of a batch, of which each of "
-                f"{batch.n_microbatches} microbatches has some: none of them gives what a loss of the whole "
-                "batch takes; pass n_microbatches=1, or loss_on='microbatches' where loss_fn goes without it"
+                f"{batch.n_microbatches} microbatches has some"
             )
         if is_other and name not in self._warned:
             self._warned.add(name)
@@ -208,6 +212,32 @@ class Outputs:
         nodes = _leading_to(node, graph)
         *parts, whole = (_by_sizes(graph, nodes, dims) for dims in _dims(graph, batch))
         return whole if whole is not None and parts == list(leaf) else None
+
+
+class _NotThereError(InputError, AttributeError):
+    """For code that asks what something has, it has nothing."""
+
+
+class NotThere:
+    """In the place of an output that microbatches do not give."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    @staticmethod
+    def _fail(why: str) -> NoReturn:
+        raise _NotThereError(
+            f"loss_fn takes of the whole batch what microbatches do not give: {why}; pass n_microbatches=1, "
+            "or loss_on='microbatches' to take each microbatch for a batch"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._fail(self._why)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        given = pytree.tree_leaves([args, kwargs or {}])
+        cls._fail(next(x._why for x in given if isinstance(x, NotThere)))
 
 
 _PLAIN = (bool, int, float, str, type(None))

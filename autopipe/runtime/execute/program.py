@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 from ...errors import InputError
+from ...memory import memory_limits, optimizer_ratio, plan_memory, rank_memory, tied_bytes
 from ...plans import Plan
 from ...schedule import (
     BREADTH_FIRST,
@@ -39,6 +40,7 @@ __all__ = [
     "Waits",
     "compile_program",
     "forward_part",
+    "has_room",
     "pick_schedule",
     "step_program",
 ]
@@ -71,19 +73,25 @@ class Waits:
     unless: str
 
 
+_NO_MATTER_BYTES = 1 << 32
 MODEL_WAITS = Waits("the model mixes rows at its end", "mixed_rows='allow'")
 LOSS_WAITS = Waits("loss_fn is called on the whole batch", "loss_on='microbatches'")
 
 
 def pick_schedule(
-    plan: Plan, wanted: str | Schedule | None, n_microbatches: int, *, waits: Waits | None = None
+    plan: Plan,
+    wanted: str | Schedule | None,
+    n_microbatches: int,
+    *,
+    waits: Waits | None = None,
+    gives_way: bool = False,
 ) -> Schedule:
     """The schedule of a step with ``n_microbatches``: the plan's, or another that fits its placement.
 
     A given :class:`Schedule` for more microbatches loses the surplus ones; what remains is still valid.
-    Where something ``waits`` for all of them, GPipe takes the place of a plan's schedule that does not.
-    Raises :class:`InputError` when the placement is not the plan's, microbatches are too few, or the schedule
-    asked for does not wait.
+    Where something ``waits`` for all of them, GPipe takes the place of a plan's schedule that does not, and
+    of one asked for that ``gives_way``. Raises :class:`InputError` when the placement is not the plan's,
+    microbatches are too few, or the schedule asked for does not wait.
     """
     if isinstance(wanted, Schedule):
         chosen = _given(plan, wanted, n_microbatches)
@@ -91,13 +99,27 @@ def pick_schedule(
         chosen = plan_schedule(plan, wanted, n_microbatches)
     if waits is None or n_microbatches == 1 or chosen.waits_for_all:
         return chosen
-    if wanted is None:
+    if wanted is None or gives_way:
         return plan_schedule(plan, BREADTH_FIRST["1f1b"], n_microbatches)
     raise InputError(
         f"{waits.what}, which waits for every microbatch, and schedule {chosen.name!r} goes backward in the "
         f"last stage before that; use {' or '.join(map(repr, BREADTH_FIRST.values()))}, n_microbatches=1, or "
         f"{waits.unless} to take each microbatch for a batch"
     )
+
+
+def has_room(plan: Plan, schedule: Schedule, beside_bytes: int) -> bool:
+    """Whether every rank has memory for a schedule, the last stage's for so much ``beside_bytes`` too.
+
+    Where a limit is not known, for so much that it is no matter.
+    """
+    limits = memory_limits(plan)
+    if limits[plan.placement[-1]] is None and beside_bytes > _NO_MATTER_BYTES:
+        return False
+    found = rank_memory(schedule, plan_memory(plan), tied_bytes(plan, optimizer_ratio(plan)))
+    needs = [memory.total_bytes for memory in found]
+    needs[plan.placement[-1]] += beside_bytes
+    return all(limit is None or need <= limit for need, limit in zip(needs, limits, strict=True))
 
 
 def _given(plan: Plan, schedule: Schedule, n_microbatches: int) -> Schedule:

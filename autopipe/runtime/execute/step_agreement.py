@@ -65,6 +65,8 @@ class Traits:
     """Buffers or weights that user code wrote to, which others are to have written to as well."""
     STEPPED = 32
     """Weights that were changed since the last step that made gradients of them, as an optimizer does."""
+    ON_BATCH = 64
+    """A ``loss_fn`` that was found to take the whole batch."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -57,20 +57,21 @@ class LastWorker(Worker):
     def forward(self, m: int) -> None:
         """Run microbatch ``m``, and once all have run their loss, where it gathers them."""
         super().forward(m)
-        if self._gathering.gathers and all(self._given):
+        if all(self._given):
             self._take_batch(m)
 
     def _keep_last(self, outputs: tuple[Any, ...], m: int) -> None:
-        if not self._gathering.gathers:
-            super()._keep_last(outputs, m)
-            return
         if self._is_of_batch:  # it runs again in backward
             self._heads[m] = self._roots_of(outputs)
             return
-        detached = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
-        if self._step.outputs_on:
-            self.outputs[m] = detached
-        self._given[m] = [x.detach() if isinstance(x, Tensor) else x for x in detached]
+        gathers = self._step.want_loss and self._gathering.gathers
+        if not gathers or self._gathering.is_asked:
+            super()._keep_last(outputs, m)
+        elif self._step.outputs_on:
+            self.outputs[m] = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
+        if not gathers:
+            return
+        self._given[m] = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
         if self._step.grad:
             for given, output in zip(self._given[m], outputs, strict=True):
                 if isinstance(output, Tensor) and self._may_have_gradient(output):
@@ -92,7 +93,11 @@ class LastWorker(Worker):
         self._given = [[] for _ in parts]
         with self._around_loss():
             loss = self._gathering.of_batch(parts)
+        if loss is None:  # those of microbatches are the batch's
+            self._heads = [{} for _ in parts]
+            return
         self.losses, self._is_of_batch = [loss.detach()], True
+        self._roots = [None] * len(parts)
         if self._probe is not None and not loss.isfinite():
             self._probe.append((m, self.stage.index, OF_BATCH))
         if step.grad:

@@ -1,28 +1,25 @@
-"""The loss of a microbatch, and a look at whether microbatches' losses weigh up to that of the full batch.
+"""The loss of each microbatch, or of all at once where theirs do not weigh up to it.
 
-How much each microbatch weighs is left to ``weights``.
+How much each microbatch weighs is left to ``weights``, asking a loss to ``asking``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
 from ...errors import AutopipeError, InputError, StepError
 from ...stages import own_loss
-from ...tracing.inputs.structure import flatten, unflatten
-from ...tracing.sizes.other_masks import LEFT_OUT
 from ..data.call_kinds import Kinds
-from ..data.outputs import weighted
+from ..data.microbatch import Batch
 from ..options import Options, is_due
+from .asking import Held, Parts, Question, Verdict, joined_targets, left_out
 from .left_behind import leaves_of, made_before, newest, reads_noted
 from .worker import StepInputs
 
@@ -30,24 +27,23 @@ __all__ = ["Loss"]
 
 _logger = logging.getLogger(__name__)
 
-_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
-_HALF_TOLERANCE = 3e-2
-KEPT_BYTES = 1 << 24
-"""Outputs of all microbatches are kept to be asked about together where they take no more than this."""
-_MOST_LABELS = 64
-"""How many labels are tried for the one that does not count."""
 _MOST_CUTS = 8
 """So many ways to cut a batch in rows are asked about when they are met."""
+
+Manner = Literal["batch", "asked", "pairs", "each"]
+"""How a step's loss is made: once of all microbatches; of all or of each, as it answers when asked; of
+each, with questions about the first two and the last two; of each."""
 
 
 class Loss:
     """What a runtime trains on: the user's ``loss_fn(output, target)``, or the loss in the model's output.
 
-    A ``loss_fn`` is any Python, so what it averages over cannot be read. Unless ``loss_weight`` says it, it
-    is asked at steps 0, 1, 2, 4, 8 and so on, and where a batch is cut otherwise than before, for the loss of
-    all microbatches together. Of large outputs for that of the first two and, where these have other rows, of
-    the last two. A warning says when that is not what their own losses weigh up to, or when it leaves other
-    buffers or another answer than one call of all would: then the full batch's differs.
+    A ``loss_fn`` is any Python, so what it averages over cannot be read. Unless an option says it, it is
+    asked at steps 0, 1, 2, 4, 8 and so on, and where a batch is cut otherwise than before: whether one call
+    for all microbatches gives the loss and gradients that theirs weigh up to, of the batch and of targets in
+    other places, and leaves the same buffers. Such a step runs every forward first and is right either way;
+    once the answer was no, all further steps are of the whole batch. Where memory has no room for that, and
+    of torch's own losses, two microbatches are asked about, and a loss that answers no is refused.
 
     Attributes
     ----------
@@ -56,71 +52,276 @@ class Loss:
         optimizer would have no gradient of them.
     away: ids of the parameters that other ranks alone have. What layers of theirs set in a forward is
         refused at those steps, and what any stage has left that is not of the microbatch.
-    gathers: whether it takes the outputs of the step's microbatches all at once, by :meth:`of_batch`.
+    manner: how the loss of the step under way is made.
+    is_on_batch: whether all further losses are made of the whole batch, as far as this rank knows.
+    has_found: whether this rank has found that they are to be.
     """
 
-    def __init__(self, kinds: Kinds, options: Options, device: torch.device) -> None:
-        self._device = device
+    def __init__(
+        self,
+        kinds: Kinds,
+        options: Options,
+        device: torch.device,
+        *,
+        is_on_host: bool,
+        is_torchs: bool,
+    ) -> None:
+        """``is_on_host``: whether all ranks' devices are. ``is_torchs``: whether the loss is torch's own."""
+        self._device, self._is_on_host = device, is_on_host
         self.trains: set[int] | None = None
         self.away: set[int] = set()
-        self.gathers = False
-        self._takes_batch = options.loss_on == "batch"
+        self.manner: Manner = "each"
+        self.is_on_batch, self.has_found = options.loss_on == "batch", False
+        self._is_of_several = self._has_warned = False
         self._kinds, self._loss_fn = kinds, options.loss_fn
         self._kind = kinds[0]
         self._target_axis = (options.batch_dims or {}).get("target", 0) or 0
         is_told = options.loss_weight is not None or options.loss_on is not None
         self._asks = options.loss_fn is not None and not is_told
-        self._seen: dict[int, tuple[tuple[Any, ...], Tensor]] = {}
-        self._held: dict[int, dict[str, Tensor]] = {}
-        self._spans: list[tuple[int, int]] = []
+        self._is_torchs, self._has_replicas = is_torchs, options.has_replicas
         self._taken: StepInputs | None = None
-        self._step: StepInputs | None = None
+        self._held: Held | None = None
+        self._seen: dict[int, tuple[Sequence[Any], Tensor]] = {}
+        self._failure: Exception | None = None
         self._rows: tuple[int, ...] = ()
-        self._cuts: set[tuple[int, ...]] = set()
+        self._spans: list[range] = []
+        self._cuts: set[tuple[int, tuple[int, ...]]] = set()
         self._n_steps = 0
         self._looks = False
 
+    def choose(
+        self, batch: Batch, *, grad: bool, n_done: int, has_room: Callable[[], bool], is_one: bool
+    ) -> None:
+        """Say how the loss of a step is made: every rank does, and alike.
+
+        ``n_done``: how many steps are done, of those that all replicas make. ``has_room``: whether every rank
+        has room for all microbatches. ``is_one``: whether there is one loss at most, whatever it is.
+        """
+        self.manner = "each"
+        self._is_of_several = batch.n_microbatches > 1 and not is_one
+        if not self._is_of_several or not (self._asks or self.is_on_batch):
+            return
+        if self.is_on_batch:
+            self.manner = "batch"
+            return
+        asks = self._is_due(n_done) if grad else not self._cuts
+        cut = batch.kind, batch.rows
+        if not self._has_replicas:  # which cut their batches each in its own way
+            asks |= cut not in self._cuts and len(self._cuts) < _MOST_CUTS
+        if asks:
+            self._cuts.add(cut)
+            self.manner = "pairs" if self._is_torchs or not has_room() else "asked"
+
+    def _is_due(self, n_done: int) -> bool:
+        # each look waits for the device, so there it ends with the warm-up
+        return is_due(n_done) and (n_done < 2 or self._is_on_host)
+
+    def may_find(self, n_done: int) -> bool:
+        """Whether replicas may find that it takes the whole batch after so many steps that all have made.
+
+        On each the same, whatever its batch is.
+        """
+        return self._asks and not self.is_on_batch and self._is_due(n_done)
+
+    def follow(self) -> None:
+        """Another rank has found that losses are to be made of the whole batch."""
+        self.is_on_batch = True
+        self.manner = "batch" if self._is_of_several else "each"
+
     def begin(self, step: StepInputs) -> None:
         """Take up a step."""
-        self._rows, self._kind = step.batch.rows, self._kinds[step.batch.kind]
-        self._taken = step
-        self.gathers = self._takes_batch and step.want_loss and step.batch.n_microbatches > 1
-        can_ask = self._asks and step.grad and step.batch.n_microbatches > 1
-        # each look waits for the device, so there it ends with the warm-up
-        is_due_now = is_due(self._n_steps) and (self._n_steps < 2 or self._device.type == "cpu")
-        is_due_now |= self._rows not in self._cuts and len(self._cuts) < _MOST_CUTS
-        self._step = step if can_ask and is_due_now else None
-        if self._step is not None:
-            self._cuts.add(self._rows)
+        self._rows, self._kind, self._taken = step.batch.rows, self._kinds[step.batch.kind], step
         self._looks = self._loss_fn is not None and step.grad and is_due(self._n_steps)
         self._n_steps += step.grad
-        self._seen, self._held = {}, {}
+        self._seen, self._held, self._failure = {}, None, None
+        self._spans = self._asked_together() if step.grad or self.is_asked else []
 
     def end(self) -> None:
         """Drop what belongs to a step, wherever that ended."""
-        self._taken = self._step = None
-        self._seen, self._held = {}, {}
+        self._taken = self._held = self._failure = None
+        self._seen = {}
 
-    def __call__(self, outputs: Sequence[Any], target: Any, m: int) -> Tensor:
-        """The loss of microbatch ``m``. Raises :class:`InputError` where there is none to train on."""
-        if self._step is not None:
-            self._get_ready(outputs, m)
-        loss = self._checked(outputs, target, m)
-        if self._step is not None:
-            self._keep(self._step, outputs, loss, m)
+    @property
+    def gathers(self) -> bool:
+        """Whether it takes the outputs of the step's microbatches all at once, by :meth:`of_batch`."""
+        return self.manner in ("asked", "batch")
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether what :meth:`of_batch` gives is to be told beside the losses of microbatches."""
+        return self.manner == "asked"
+
+    def __call__(self, outputs: Sequence[Any], target: Any, m: int) -> Tensor | None:
+        """The loss of microbatch ``m``; None where ``loss_fn`` does not take that, and may take the batch.
+
+        Raises :class:`InputError` where there is none to train on.
+        """
+        step = self._taken
+        if self.manner == "each" or step is None:
+            return self._checked(outputs, target, m)
+        span = next((s for s in self._spans if m in s), None)
+        if span is not None and m == span.start and m not in self._seen:
+            self._held = self._hold()
+        try:
+            loss = self._checked(outputs, target, m)
+        except Exception as error:
+            if error is not self._failure or not self.is_asked:
+                raise
+            return None
+        parts = () if self.is_asked else [x.detach() if isinstance(x, Tensor) else x for x in outputs]
+        if span is not None:
+            self._seen[m] = parts, loss.detach()
+            if not self.is_asked and all(i in self._seen for i in span):
+                self._spans.remove(span)
+                self._ask_of_some(step, span)
         return loss
 
-    def of_batch(self, parts: Sequence[Sequence[Any]]) -> Tensor:
+    def _hold(self) -> Held | None:
+        """What ``loss_fn`` keeps; None where that cannot be told, as of a model that other ranks have."""
+        try:
+            return Held(self._loss_fn, self._device)
+        except Exception:
+            _logger.debug("what loss_fn keeps cannot be told", exc_info=True)
+            return None
+
+    def _asked_together(self) -> list[range]:
+        """The microbatches that are asked about: all, or pairs that are cut alike."""
+        n = len(self._rows)
+        if self.is_asked:
+            return [range(n)]
+        is_ragged = n > 3 and self._rows[-1] not in self._rows[:2]
+        return [range(2), range(n - 2, n)] if is_ragged else [range(2)]
+
+    def of_batch(self, parts: Parts) -> Tensor | None:
         """The loss of all microbatches, whose outputs' leaves are ``parts``, in one call.
 
-        Raises :class:`InputError` where there is none to train on, or those do not make the batch's outputs.
+        None where it is asked, and those of microbatches weigh up to it. Raises :class:`InputError` where
+        there is none to train on, or microbatches do not make the batch's outputs.
         """
         assert self._taken is not None
-        batch, kind = self._taken.batch, self._kind
-        kind.outputs.check(batch)
-        weights = kind.weigher.beside(batch) or kind.weigher.in_outputs(batch, self._taken.weights)
-        joined = kind.outputs.join(parts, batch, weights, for_loss=True)
-        return self._checked(joined, batch.as_one(self._device).targets[0], None)
+        if self.is_asked:
+            return self._of_batch_if_other(self._taken, parts)
+        batch = self._taken.batch
+        return self._checked(self._join(batch, parts), batch.as_one(self._device).targets[0], None)
+
+    def _join(self, batch: Batch, parts: Parts) -> Sequence[Any]:
+        """Flat outputs of several microbatches."""
+        assert self._taken is not None
+        weigher, outputs = self._kind.weigher, self._kind.outputs
+        weights = weigher.beside(batch) or weigher.in_outputs(batch, self._taken.weights[: len(parts)])
+        return outputs.join(parts, batch, weights, for_loss=True)
+
+    def _of_batch_if_other(self, step: StepInputs, parts: Parts) -> Tensor | None:
+        """The loss of the whole batch where it is another one than those of microbatches weigh up to."""
+        batch, target = step.batch, step.batch.as_one(self._device).targets[0]
+        held, after, failure = self._held, self._hold(), self._failure
+        self.manner = "each"
+        if held is None or after is None:
+            if failure is not None:
+                raise failure
+            return None
+        has_graph = not torch.is_inference_mode_enabled()
+        if not step.grad and has_graph:
+            parts = [[_with_gradient(x) for x in part] for part in parts]
+        given = [self._seen[m][1] if m in self._seen else None for m in range(len(parts))]
+        self._looks = step.grad
+        try:
+            with torch.set_grad_enabled(has_graph):
+                verdict = self._question(step, batch, step.weights, parts, target, held).ask(
+                    given, batch.cut, lambda o, t: self._checked(o, t, None)
+                )
+        except Exception as error:  # any Python: it may want the sizes of one microbatch
+            after.put_back()
+            if failure is not None:
+                raise failure from error
+            if isinstance(error, InputError) and error is not self._failure:
+                self._warn(str(error))
+            _logger.debug("loss_fn does not take several microbatches together", exc_info=True)
+            return None
+        if verdict.why and verdict.is_told:
+            self._take_whole(batch, verdict)
+            return verdict.loss
+        after.put_back()
+        if verdict.why:
+            self._warn(f"{verdict.why}, and for one of them again not what it gave before")
+        return None
+
+    def _take_whole(self, batch: Batch, verdict: Verdict) -> None:
+        """All further losses are of the whole batch."""
+        self.manner, self.has_found = "batch", True
+        self.is_on_batch = not self._has_replicas  # which agree on it
+        label = left_out(batch.targets, verdict.losses, verdict.loss.item())
+        _logger.warning(
+            "loss_fn is called once on the whole batch, as its losses of microbatches do not weigh up to the "
+            "batch's: %s. From now on every forward runs before the first backward (schedule 'gpipe' or "
+            "'looped-bfs'), and the activations of all microbatches are kept; loss_on='batch' asks for that. "
+            "A mean over labels that count does without, under loss_weight=lambda args, kwargs, target: "
+            "(target != %d).sum(), one that the model makes with no loss_fn, a sum under "
+            "loss_reduction='sum'; loss_on='microbatches' takes each microbatch for a batch",
+            verdict.why,
+            label,
+        )
+
+    def _ask_of_some(self, step: StepInputs, span: range) -> None:
+        """Raise :class:`InputError` where the loss of some microbatches is not what theirs weigh up to."""
+        seen, held, after = [self._seen[m] for m in span], self._held, self._hold()
+        if held is None or after is None:
+            return
+        batch = step.batch.part(span.start, span.stop)
+        parts = [[_with_gradient(x) for x in part] for part, _ in seen]
+        weights = step.weights[span.start : span.stop]
+        if not self._kind.weigher.is_sum:
+            if not (total := float(sum(weights))):
+                return
+            weights = [w / total for w in weights]
+        try:
+            target = joined_targets(batch.targets, self._target_axis)
+            with torch.enable_grad():
+                question = self._question(step, batch, weights, parts, target, held)
+                verdict = question.ask([loss for _, loss in seen], None, question.call)
+        except Exception:  # any Python: it may count calls, or want the sizes of one microbatch
+            _logger.debug("loss_fn does not take several microbatches together", exc_info=True)
+            return
+        finally:
+            after.put_back()
+        if verdict.why and verdict.is_told:
+            label = left_out(batch.targets, verdict.losses, verdict.loss.item())
+            raise InputError(
+                "the loss of the full batch is not the weighted sum of loss_fn's losses of its microbatches: "
+                f"{verdict.why}; pass loss_on='batch' for a loss that compares rows or keeps something from "
+                "call to call, for which the activations of all microbatches are kept, loss_weight=lambda "
+                f"args, kwargs, target: (target != {label}).sum() for a mean over labels that count, "
+                "loss_reduction='sum' for a sum, or loss_on='microbatches' to take each for a batch"
+            )
+
+    def _question(
+        self,
+        step: StepInputs,
+        batch: Batch,
+        weights: Sequence[float | Tensor],
+        parts: Parts,
+        target: Any,
+        held: Held,
+    ) -> Question:
+        loss_fn, capture = self._loss_fn, self._kind.capture
+        assert loss_fn is not None
+
+        def call(outputs: Sequence[Any], target: Any) -> Tensor:
+            return loss_fn(capture.assemble(outputs), target)
+
+        join = functools.partial(self._join, batch)
+        return Question(call, join, parts, weights, batch.targets, target, held)
+
+    def _warn(self, why: str) -> None:
+        """Once, of what could not be told."""
+        if not self._has_warned:
+            self._has_warned = True
+            _logger.warning(
+                "whether the loss of the full batch is the weighted sum of loss_fn's losses of its "
+                "microbatches cannot be told, and it is called on each: %s; pass loss_on='microbatches' "
+                "where it is, or n_microbatches=1",
+                why,
+            )
 
     def _checked(self, outputs: Sequence[Any], target: Any, m: int | None) -> Tensor:
         """The loss of outputs, of microbatch ``m`` or of all; looked at where that is due."""
@@ -158,24 +359,6 @@ class Loss:
                 self._refuse_others(loss, ends)
         return loss
 
-    def _get_ready(self, outputs: Iterable[Any], m: int) -> None:
-        """Choose what to ask for together, and keep what ``loss_fn`` holds ahead of the first of these."""
-        if m == 0:
-            n = len(self._rows)
-            n_bytes = sum(x.numel() * x.itemsize for x in outputs if isinstance(x, Tensor))
-            pairs = [(0, 2), (n - 2, n)] if self._rows[-1] not in self._rows[:2] else [(0, 2)]
-            self._spans = [(0, n)] if n * n_bytes <= KEPT_BYTES else pairs
-        if any(m == first for first, _ in self._spans):
-            self._held[m] = {name: b.detach().clone() for name, b in _buffers(self._loss_fn).items()}
-
-    def _keep(self, step: StepInputs, outputs: Iterable[Any], loss: Tensor, m: int) -> None:
-        """Keep what is asked for together, and ask once all of it is there."""
-        if any(m in range(*span) for span in self._spans):
-            self._seen[m] = tuple(x.detach() if isinstance(x, Tensor) else x for x in outputs), loss.detach()
-        for span in [s for s in self._spans if all(i in self._seen for i in range(*s))]:
-            self._spans.remove(span)
-            self._ask(step, *span)
-
     def _made(self, loss_fn: Callable[[Any, Any], Tensor], output: Any, target: Any, m: int | None) -> Tensor:
         """What it gives. Raises :class:`InputError` where it fails without a target, tells of one row."""
         try:
@@ -183,19 +366,26 @@ class Loss:
         except AutopipeError:
             raise
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
-            if target is None:
-                raise InputError(
-                    f"the step was given no target, and loss_fn failed with None ({told}); pass one, as in "
-                    "rt.step(x, target=y), or give a loss_fn that does without"
-                ) from error
-            if m is None or self._rows[m] > 1 or len(self._rows) == 1:
+            self._failure = self._explained(error, target, m)
+            if self._failure is error:
                 raise
-            raise StepError(
-                f"loss_fn failed on microbatch {m}, which is a single row of the batch's {sum(self._rows)} "
-                f"({told}); where it drops the axis of rows, as squeeze() does, name the axis, as in "
-                f"squeeze(-1), or pass n_microbatches={max(1, sum(self._rows) // 2)}"
-            ) from error
+            raise self._failure from error
+
+    def _explained(self, error: Exception, target: Any, m: int | None) -> Exception:
+        """What to raise where ``loss_fn`` fails."""
+        told = f"{type(error).__name__}: {error}"
+        if target is None:
+            return InputError(
+                f"the step was given no target, and loss_fn failed with None ({told}); pass one, as in "
+                "rt.step(x, target=y), or give a loss_fn that does without"
+            )
+        if m is None or self._rows[m] > 1 or len(self._rows) == 1:
+            return error
+        return StepError(
+            f"loss_fn failed on microbatch {m}, which is a single row of the batch's {sum(self._rows)} "
+            f"({told}); where it drops the axis of rows, as squeeze() does, name the axis, as in "
+            f"squeeze(-1), or pass n_microbatches={max(1, sum(self._rows) // 2)}"
+        )
 
     def _looked_at(
         self, loss_fn: Callable[[Any, Any], Tensor], output: Any, target: Any, m: int | None, ends: set[Node]
@@ -235,119 +425,12 @@ class Loss:
                 "requires_grad_(False); beside replicas, let them be the model's"
             )
 
-    @torch.no_grad()
-    def _ask(self, step: StepInputs, start: int, stop: int) -> None:
-        """Warn where the loss of some microbatches together is not what their losses weigh up to."""
-        batch, weights = step.batch.part(start, stop), step.weights[start:stop]
-        outputs, losses = zip(*(self._seen[m] for m in range(start, stop)), strict=True)
-        total = float(sum(weights))
-        if not total:
-            return
-        capture, weigher, joins = self._kind.capture, self._kind.weigher, self._kind.outputs
-        weighed = weighted(losses, weights).item() / (1.0 if weigher.is_sum else total)
-        if not math.isfinite(weighed):
-            return
-        held, left = self._held[start], _buffers(self._loss_fn)
-        try:
-            joins.check(batch)
-            # a loss of the model's own is of both together what its labels make it, whatever weighs them here
-            parts = (weigher.beside(step.batch) or step.weights)[start:stop]
-            shares = weights if weigher.is_sum else [w / sum(parts) for w in parts]
-            joined = capture.assemble(joins.join(outputs, batch, shares))
-            found, others = self._asked_again(held, joined, _joined(batch.targets, self._target_axis))
-            before = torch.get_rng_state()
-            again, _ = self._asked_again(held, capture.assemble(outputs[0]), batch.targets[0])
-            is_drawn = not torch.equal(before, torch.get_rng_state()) or self._device.type != "cpu"
-        except InputError as error:
-            self._warn(f"it gets an output that is not the full batch's: {error}")
-            return
-        except Exception:
-            # any Python: it may count calls, or want the sizes of one microbatch
-            _logger.debug("loss_fn does not take several microbatches together", exc_info=True)
-            return
-        tolerance = _tolerance(losses[0].dtype, outputs[0])
-        is_close = functools.partial(math.isclose, rel_tol=tolerance, abs_tol=tolerance)
-        first = losses[0].item()  # not a number where none of its labels count
-        is_other = not (is_close(again, first) or (math.isnan(again) and math.isnan(first)))
-        if math.isfinite(found) and not is_close(found, weighed) and not is_other:
-            which = "all" if stop - start == len(self._rows) else f"microbatches {start} and {stop - 1}"
-            label = _left_out(batch.targets, losses, lambda mean: is_close(found, mean))
-            self._warn(f"it gives {found:.6g} for {which} together, which weigh up to {weighed:.6g}", label)
-        elif is_other and not is_drawn:
-            self._warn(f"it gives {again:.6g} where it gave {first:.6g} before for the same")
-        elif name := next((n for n, b in others.items() if not _are_close(b, left[n], tolerance)), ""):
-            self._warn(f"one call of all leaves its buffer {name} otherwise than a call for each")
 
-    def _asked_again(
-        self, held: Mapping[str, Tensor], output: Any, target: Any
-    ) -> tuple[float, Mapping[str, Tensor]]:
-        """The loss where ``loss_fn`` has these buffers, which it may write to, and they after it."""
-        assert self._loss_fn is not None
-        with _lent(self._loss_fn, held):
-            return self._loss_fn(output, target).item(), _buffers(self._loss_fn)
-
-    def _warn(self, why: str, label: int = LEFT_OUT) -> None:
-        """``label`` is what marks those that do not count."""
-        self._asks = False
-        _logger.warning(
-            "the loss of the full batch is not the weighted sum of loss_fn's losses of its microbatches: %s; "
-            "gradients differ from the full batch's as much. Pass loss_weight=lambda args, kwargs, target: "
-            "(target != %d).sum() for a mean over labels that count, no loss_fn for the loss that the "
-            "model makes, loss_reduction='sum' for a sum, or loss_on='batch' for one that compares rows or "
-            "keeps something from call to call, which is then called once on the whole batch",
-            why,
-            label,
-        )
-
-
-def _tolerance(dtype: torch.dtype, outputs: Iterable[Any]) -> float:
-    """How far losses of this dtype may be apart by rounding: no less than what they are made of has."""
-    floats = {x.dtype for x in outputs if isinstance(x, Tensor) and x.is_floating_point()}
-    if dtype is torch.float64 and floats - {torch.float64}:
-        dtype = torch.float32
-    return _TOLERANCES.get(dtype, _HALF_TOLERANCE)
-
-
-def _left_out(targets: Sequence[Any], losses: Sequence[Tensor], is_it: Callable[[float], bool]) -> int:
-    """The label without which microbatches weigh up to what they are together; torch's own if none is."""
-    labels = [t for t in targets if isinstance(t, Tensor) and t.dtype is torch.int64]
-    if len(labels) == len(losses):
-        for label in torch.cat([t.flatten() for t in labels]).unique()[:_MOST_LABELS].tolist():
-            weights = [(t != label).sum() for t in labels]
-            if is_it((weighted(losses, weights) / sum(weights)).item()):
-                return int(label)
-    return LEFT_OUT
-
-
-def _joined(targets: Sequence[Any], axis: int) -> Any:
-    leaves, specs = zip(*map(flatten, targets), strict=True)
-    each = zip(*leaves, strict=True)
-    return unflatten(specs[0], [a[0] if all(x is a[0] for x in a) else torch.cat(a, axis) for a in each])
-
-
-def _buffers(loss_fn: Any) -> dict[str, Tensor]:
-    """What a loss that is a module keeps from call to call."""
-    return dict(loss_fn.named_buffers()) if isinstance(loss_fn, nn.Module) else {}
-
-
-@contextlib.contextmanager
-def _lent(loss_fn: Any, held: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within it a loss that is a module has copies of these buffers, which it may write to."""
-    kept = {}
-    for name, value in held.items():
-        path, _, last = name.rpartition(".")
-        owner = loss_fn.get_submodule(path)._buffers
-        kept[name] = owner, last, owner[last]
-        owner[last] = value.clone()
-    try:
-        yield
-    finally:
-        for owner, last, value in kept.values():
-            owner[last] = value
-
-
-def _are_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    return a.shape == b.shape and torch.allclose(a.double(), b.double(), tolerance, tolerance, equal_nan=True)
+def _with_gradient(value: Any) -> Any:
+    """The same tensor, which gathers gradients where it can."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().requires_grad_(value.is_floating_point() or value.is_complex())
 
 
 def _ends(outputs: Iterable[Any]) -> set[Node]:

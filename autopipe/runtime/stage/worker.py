@@ -63,7 +63,8 @@ class Manner:
 
     Attributes
     ----------
-    loss: that of a microbatch, from the last stage's outputs, the target and the microbatch's number.
+    loss: that of a microbatch, from the last stage's outputs, the target and the microbatch's number; None
+        where that of all is taken instead.
     forward_context: what forwards run in, as autocast.
     recompute: whether a forward keeps its inputs alone, and runs again in backward.
     mutated: the buffers that a forward writes, as (module, name in it).
@@ -71,7 +72,7 @@ class Manner:
     offloads: whether what autograd keeps is moved to the host's memory meanwhile.
     """
 
-    loss: Callable[[tuple[Any, ...], Any, int], Tensor]
+    loss: Callable[[tuple[Any, ...], Any, int], Tensor | None]
     forward_context: Callable[[], contextlib.AbstractContextManager[Any]]
     recompute: bool
     mutated: Sequence[tuple[nn.Module, str]]
@@ -294,8 +295,8 @@ class Worker:
             else:
                 with self._around_loss():
                     loss = self._loss(outputs, self._targets[m], m)
-            self.losses[m] = loss.detach()
-            self._roots[m] = loss if loss.requires_grad else None
+            self.losses[m] = None if loss is None else loss.detach()
+            self._roots[m] = loss if loss is not None and loss.requires_grad else None
 
     def _not_finite(self, outputs: tuple[Any, ...], m: int) -> list[str]:
         bad = [f"parameter {n}" for n, p in self.stage.named_parameters() if not _is_finite(p)]

@@ -6,12 +6,14 @@ import pathlib
 
 import pytest
 import torch
+import torch.nn.functional as F
 from processes import run_ranks
 from torch import nn
-from whole_losses import LOSSES, WIDTH, info_nce, masked_mean, model, numbers, own, trained_on
+from whole_losses import LOSSES, WIDTH, info_nce, masked_mean, model, numbers, own, trained_on, uneven
 
 import autopipe
 from autopipe.errors import InputError, StepError
+from autopipe.runtime.execute import program
 from autopipe.schedule import NAMES
 
 EXACT = 1e-10
@@ -57,9 +59,10 @@ def check(name, pipe, twin, sizes=(10, 6, 8), **options):
         assert own(mine)[key] == pytest.approx(value, rel=EXACT), key
 
 
+@pytest.mark.parametrize("options", [{"loss_on": "batch"}, {}], ids=["asked for", "found"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_on_the_batch_is_the_plain_loops(name):
-    check(name, *split(), loss_on="batch")
+def test_a_loss_on_the_batch_is_the_plain_loops(name, options):
+    check(name, *split(), **options)
 
 
 @pytest.mark.parametrize("schedule", [n for n in NAMES if n != "forward-only"])
@@ -199,7 +202,134 @@ def test_an_output_that_microbatches_do_not_make_is_refused():
         )
 
 
+def order(runtime):
+    """The actions of the last step, in one process."""
+    return [str(what) for what in runtime.engine.records[-1][2].line.timed if what is not None]
+
+
+def test_a_mean_over_rows_keeps_the_schedule_and_its_calls(caplog):
+    calls = []
+    pipe, twin = split()
+
+    def loss_fn(output, target):
+        calls.append(len(output))
+        return F.mse_loss(output, target)
+
+    runtime, x, target = pipe.runtime(loss_fn), numbers(10, 5), numbers(10, WIDTH)
+    for _ in range(4):
+        runtime.step(x, target=target)
+    assert calls == [3, 3, 2, 2] * 4
+    assert order(runtime).index("1B0") < order(runtime).index("1F1")
+    trained_on(twin, F.mse_loss, [(x, target)] * 4)
+    compare(pipe.model, twin)
+    assert not caplog.text
+
+
+def test_one_that_compares_rows_keeps_one_that_waits_and_says_so_once(caplog):
+    pipe, _ = split()
+    runtime = pipe.runtime(info_nce)
+    for _ in range(4):
+        runtime.step(numbers(10, 5), target=numbers(10, WIDTH))
+    assert order(runtime).index("1F3") < order(runtime).index("1B0")
+    assert caplog.text.count("loss_fn is called once on the whole batch") == 1
+
+
+def test_a_mask_of_ones_does_not_hide_a_mean_over_it(caplog):
+    pipe, twin = split()
+    runtime, x, wanted = pipe.runtime(masked_mean), numbers(10, 5), numbers(10, WIDTH)
+    masks = [torch.ones(10, WIDTH).double()] * 3 + [uneven(10)]  # the fourth step asks nothing
+    losses = [runtime.step(x, target=(wanted, mask)).loss.item() for mask in masks]
+    assert losses == pytest.approx(
+        trained_on(twin, masked_mean, [(x, (wanted, m)) for m in masks]), rel=EXACT
+    )
+    assert "with labels in other places" in caplog.text
+
+
+@pytest.mark.parametrize("compares", [True, False])
+def test_a_loss_that_draws_is_asked_whether_rows_go_by_others(compares, caplog):
+    pipe, _ = split()
+
+    def loss_fn(output, target):
+        noisy = output + torch.randn(WIDTH) * 0.1
+        return info_nce(noisy, target) if compares else F.mse_loss(noisy, target)
+
+    pipe.runtime(loss_fn).step(numbers(10, 5), target=numbers(10, WIDTH))
+    assert ("gradients of a row go by other rows" in caplog.text) is compares
+
+
+def test_a_loss_that_one_microbatch_is_too_small_for_gets_the_batch():
+    pipe, twin = split(n_microbatches=8)
+
+    def loss_fn(output, target):
+        assert len(output) > 1
+        return info_nce(output, target)
+
+    x, target = numbers(10, 5), numbers(10, WIDTH)
+    found = [pipe.runtime(loss_fn).step(x, target=target).loss.item()]
+    assert found == pytest.approx(trained_on(twin, loss_fn, [(x, target)]), rel=EXACT)
+    compare(pipe.model, twin)
+
+
+@pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_it_is_asked_in_evaluation_too(context):
+    pipe, twin = split()
+    runtime, x, target = pipe.runtime(info_nce), numbers(10, 5), numbers(10, WIDTH)
+    with context():
+        found = [runtime.evaluate(x, target=target).loss.item() for _ in range(2)]
+    assert found == pytest.approx([info_nce(twin(x), target).item()] * 2, rel=EXACT)
+
+
+def test_a_loss_that_fails_on_all_says_why():
+    pipe, _ = split()
+    with pytest.raises(StepError, match="no such thing"):
+        pipe.runtime(lambda output, target: {}["no such thing"]).step(numbers(10, 5), target=numbers(10, 2))
+
+
+def test_where_memory_has_no_room_for_all_microbatches_such_a_loss_is_refused():
+    pipe, _ = split()
+    limit = max(s.memory_bytes for s in pipe.plan.stages)
+    pipe, twin = split(memory_limit=limit)
+    x, target = numbers(10, 5), numbers(10, WIDTH)
+    runtime = pipe.runtime(lambda output, target: F.mse_loss(output, target))
+    assert order_after(runtime, x, target).index("1B0") < order(runtime).index("1F1")
+    trained_on(twin, F.mse_loss, [(x, target)])
+    compare(pipe.model, twin)
+    with pytest.raises(InputError, match=r"not the weighted sum .* pass loss_on='batch'"):
+        pipe.runtime(info_nce).step(x, target=target)
+
+
+def test_where_no_limit_is_known_large_outputs_have_no_room(monkeypatch):
+    monkeypatch.setattr(program, "_NO_MATTER_BYTES", 0)
+    pipe, _ = split()
+    with pytest.raises(InputError, match="not the weighted sum"):
+        pipe.runtime(info_nce).step(numbers(10, 5), target=numbers(10, WIDTH))
+
+
+def order_after(runtime, x, target):
+    runtime.step(x, target=target)
+    return order(runtime)
+
+
+def test_torchs_own_losses_are_refused_where_shapes_make_them_compare_rows():
+    pipe, _ = split()
+    with pytest.warns(UserWarning, match="size"), pytest.raises(InputError, match="not the weighted sum"):
+        pipe.runtime(F.mse_loss).step(numbers(10, 5), target=numbers(10, 1, WIDTH))
+
+
+def test_each_microbatch_is_a_batch_where_that_is_asked_for(caplog):
+    pipe, twin = split()
+    x, target = numbers(10, 5), numbers(10, WIDTH)
+    found = pipe.runtime(info_nce, loss_on="microbatches").step(x, target=target).loss.item()
+    parts = zip(x.tensor_split([3, 6, 8]), target.tensor_split([3, 6, 8]), strict=True)
+    wanted = sum(len(a) / 10 * info_nce(twin(a), b) for a, b in parts)
+    assert found == pytest.approx(wanted.item(), rel=EXACT)
+    assert not caplog.text
+
+
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("n_ranks", "names"), [(2, ["asked_for"]), (4, ["replicas"])])
+@pytest.mark.parametrize(
+    ("n_ranks", "names"),
+    [(2, ["asked_for", "found"]), (4, ["replicas_asked", "replicas", "replicas_differ"])],
+)
 def test_on_ranks(n_ranks, names):
     run_ranks(SCRIPT, n_ranks, *names, timeout_s=100)
