@@ -78,6 +78,7 @@ __all__ = [
     "uncompiled",
     "unread",
     "unsafe_view",
+    "unwatched",
 ]
 
 ATTRIBUTES = {
@@ -125,6 +126,17 @@ def pop_function_mode() -> Any:
 def push_function_mode(mode: Any) -> None:
     """Put a function mode on top of the others, without entering it."""
     overrides._push_mode(mode)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Within it no function mode is asked."""
+    modes = [pop_function_mode() for _ in function_modes()]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            push_function_mode(mode)
 
 
 def sequence_number(node: Node) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from autopipe.tracing import preserved
 from autopipe.tracing.code.leaves import eager
@@ -19,7 +20,7 @@ from autopipe.tracing.patches import memos
 from autopipe.tracing.state import loads, quick_check
 from autopipe.tracing.state.quick_check import are_same
 from autopipe.tracing.state.reach import reached
-from autopipe.tracing.state.state import _Held, generators
+from autopipe.tracing.state.state import _Held, generators, seed
 
 COUNTS = {"calls": 0}
 NUMBER = 0
@@ -145,6 +146,69 @@ def test_what_dicts_hold_is_looked_at_again_where_one_has_changed_alone():
         assert not snapshot.is_unchanged
         model.number = 0
         assert snapshot.is_unchanged
+
+
+def test_modes_are_told_by_the_rows_that_runs_start_from():
+    model = Changing()
+    with preserved(model) as snapshot:
+        for training in (True, False) * 4 + (True,):
+            snapshot.start(training)
+            assert snapshot.glance.seen().in_dicts is snapshot.begun[training].in_dicts
+        assert len(snapshot.glance._ways) == 2
+        assert model.training
+        assert model.layer.training
+        vars(model.layer)["training"] = False
+        snapshot.start(True)
+        assert model.layer.training
+
+
+def test_what_has_changed_since_a_look_is_seen_by_the_next():
+    held, other = {"a": 1, "b": 2}, object()
+    glance = quick_check.Glance([held], [], [], [])
+    start = glance.seen()
+    held["a"] = 3
+    looked = glance.seen()
+    held["b"] = other
+    assert glance.put(looked, start)
+    assert held == {"a": 1, "b": other}
+    assert not glance.seen().is_same(start)
+
+
+def test_whoever_looks_at_a_run_is_told_nothing_of_what_starts_it():
+    asked = []
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            asked.append(func)
+            return func(*args, **(kwargs or {}))
+
+    model = Changing()
+    with preserved(model) as snapshot, Watching(), Watching():
+        snapshot.start(model.training)
+        del asked[:]
+        model.layer.weight.data.mul_(2)
+        n_asked = len(asked)
+        snapshot.start(model.training)
+        assert not {torch.equal, torch.Tensor.copy_, torch.Tensor.data_ptr} & {*asked[n_asked:]}
+        assert n_asked > 0
+
+
+def test_generators_are_seeded_anew_where_something_has_drawn_alone(monkeypatch):
+    seeds, plain = [], random.seed
+    monkeypatch.setattr(random, "seed", lambda number: seeds.append(number) or plain(number))
+    device, draws = torch.device("cpu"), (random.random, np.random.rand, lambda: random.gauss(0, 1))
+    seed(device)
+    first = [draw() for draw in draws]
+    del seeds[:]
+    for _ in range(3):
+        seed(device)
+    assert seeds == [0]
+    for draw in draws:
+        seed(device)
+        draw()
+    seed(device)
+    assert len(seeds) == 4
+    assert [draw() for draw in draws] == first
 
 
 def test_what_files_hold_is_looked_at_again_where_one_has_changed_alone():

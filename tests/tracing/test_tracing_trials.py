@@ -9,7 +9,8 @@ from torch import nn
 
 import autopipe
 from autopipe.tracing import capture
-from autopipe.tracing.calls.perform import run_call
+from autopipe.tracing.calls.call import Call
+from autopipe.tracing.calls.perform import run_call, way_to
 from autopipe.tracing.rows import mixing
 from autopipe.tracing.sizes import rerun
 from autopipe.tracing.sizes.trials import Explorer
@@ -105,6 +106,38 @@ def test_what_memory_held_before_is_no_value(monkeypatch):
     monkeypatch.setattr(rerun, "run_call", filled)
     model, x = Skipping(), torch.randn(4, 4)
     assert not {capture(model, (x,)).ops.tail for _ in range(3)} - {()}
+
+
+def test_layers_are_found_as_torch_finds_them():
+    class Shown(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.other = nn.Sequential(nn.Sequential()), nn.Identity()
+
+    class Hidden(Shown):
+        inner = property(lambda self: self.other)
+
+    model, hidden = Shown(), Shown()
+    assert way_to(model, "inner.0") == ("inner", "0")
+    hidden.__class__ = Hidden
+    assert way_to(hidden, "inner") is None
+    assert way_to(model, "inner.1") is None
+    call, x = Call("call_module", "inner"), torch.ones(2)
+    for each, way in ((model, ("inner",)), (model, None), (hidden, None)):
+        assert run_call(each, {}, call, (x,), {}, {}, x.device, way) is x
+
+
+def test_what_a_run_shows_is_noted_where_it_is_asked_for_alone():
+    model, x = nn.Linear(4, 2), torch.ones(3, 4)
+    (form, *_), device = capture(model, (x,)).new_forms.made.forms[False], x.device
+    (name,) = (c.target for c in form.calls if c.op == "placeholder")
+    into = {}, {}
+    seen = rerun.replay(model, form, {name: x}, device, None, None, into)
+    assert seen.shapes is into[0]
+    assert [*seen.shapes.values()][-1] == ((3, 2),)
+    plain = rerun.replay(model, form, {name: x}, device, notes=False)
+    assert not plain.shapes
+    assert torch.equal(*plain.result, *seen.result)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own

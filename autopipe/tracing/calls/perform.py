@@ -15,7 +15,7 @@ from . import regions
 from .call import Call, Depends, map_calls
 from .functions import on_one_device
 
-__all__ = ["Run", "ask", "is_size_of_made", "registered", "run_call"]
+__all__ = ["Run", "ask", "is_size_of_made", "registered", "run_call", "way_to"]
 
 Run = Callable[[Call, Any, Any], Any]
 """(call, args, kwargs) → what it gives."""
@@ -49,10 +49,12 @@ def run_call(
     kwargs: dict[str, Any],
     given: Mapping[str, torch.Tensor],
     device: torch.device,
+    way: Sequence[str] | None = None,
 ) -> Any:
     """What one call gives for these arguments, on the model's own modules.
 
-    An input ``given`` with an axis more than at capture has packed rows apart, and is packed again.
+    An input ``given`` with an axis more than at capture has packed rows apart, and is packed again. Where
+    calls run many times, a module's ``way`` is found once: see :func:`way_to`.
     """
     if call.op == "placeholder":
         value, then = given[call.target], call.value
@@ -62,29 +64,43 @@ def run_call(
     if device.type == "meta":
         args, kwargs = on_one_device((args, kwargs))
     if call.region is None:
-        return _run(model, call, args, kwargs)
+        return _run(model, call, args, kwargs, way)
     with regions.context(call.region):
-        return _run(model, call, args, kwargs)
+        return _run(model, call, args, kwargs, way)
 
 
-def _run(model: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(
+    model: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], way: Sequence[str] | None
+) -> Any:
     if call.op == "call_module":
-        return _submodule(model, call.target)(*args, **kwargs)
+        return (_submodule(model, call.target) if way is None else _along(model, way))(*args, **kwargs)
     if call.op == "call_method":
         return getattr(args[0], call.target)(*args[1:], **kwargs)
     return call.target(*args, **kwargs)
 
 
+def way_to(model: nn.Module, path: str) -> tuple[str, ...] | None:
+    """The names by which a submodule is found among those of the modules ahead of it.
+
+    ``get_submodule`` asks each of these for an attribute: None where its class has something else there.
+    """
+    found, names = model, tuple(path.split("."))
+    for name in names:
+        if hasattr(type(found), name) or name not in getattr(found, "_modules", ()):
+            return None
+        found = found._modules[name]  # type: ignore[assignment]
+    return names
+
+
 def _submodule(model: nn.Module, path: str) -> Any:
-    """What ``get_submodule`` gives, which asks each module on the way for its attributes one by one."""
-    found = model
-    try:
-        for name in path.split("."):
-            if hasattr(type(found), name):
-                return model.get_submodule(path)
-            found = found._modules[name]  # type: ignore[assignment]
-    except (AttributeError, KeyError):
-        return model.get_submodule(path)
+    way = way_to(model, path)
+    return model.get_submodule(path) if way is None else _along(model, way)
+
+
+def _along(model: nn.Module, way: Sequence[str]) -> Any:
+    found: Any = model
+    for name in way:
+        found = found._modules[name]
     return found
 
 

@@ -50,6 +50,7 @@ class OwnCode:
     Attributes
     ----------
     tables_by_row: tables of whole numbers, by name, of which the code was seen to take a place for each row.
+    comparing: the functions of calls that compare numbers, by the kind and target of these; see ``rows``.
     met: what calls were seen to do for many rows, by all that this goes by but the data; see ``rows``.
     gave: what forms gave for batches of two rows or more, and for their first row twice where that is all,
         by their last call and the mode, where they drew nothing.
@@ -62,7 +63,9 @@ class OwnCode:
         self.met: dict[Any, list[tuple[int, int]]] = {}
         self.gave: dict[tuple[Call, bool], tuple[Mapping[str, torch.Tensor], list[Any], list[Any]]] = {}
         self.alike: dict[Call, Any] = {}
+        self.comparing: dict[tuple[bool, Any], list[tuple[types.FunctionType, Any]]] = {}
         self._within = functools.cache(self._looked_for)
+        self._functions = functools.cache(self._functions_of)
         self._is_own = functools.cache(self._looks_own)
         self._names = functools.cache(self._named)
         self._by_mode = functools.cache(self._goes_by_mode)
@@ -78,8 +81,7 @@ class OwnCode:
 
     def functions(self, call: Call) -> list[tuple[types.FunctionType, Any]]:
         """Each function once, with the module that has it or nothing: what it holds, and what that names."""
-        held = self._within(call.op == "call_module", call.target)
-        return [(f, owner) for f, owner in held if isinstance(f, types.FunctionType)]
+        return self._functions(call.op == "call_module", call.target)
 
     def names(self, call: Call) -> frozenset[str]:
         """The names of globals and attributes that those ask for, and of the contexts that they run in."""
@@ -122,6 +124,10 @@ class OwnCode:
         each = self._numbers(call.op == "call_module", call.target)
         return frozenset[int]().union(*(n for f, n in each if may_run is None or may_run(f)))
 
+    def _functions_of(self, is_module: bool, target: Any) -> list[tuple[types.FunctionType, Any]]:
+        held = self._within(is_module, target)
+        return [(f, owner) for f, owner in held if isinstance(f, types.FunctionType)]
+
     def _looks_own(self, is_module: bool, target: Any) -> bool:
         if not is_module:
             return is_code(target)
@@ -140,7 +146,9 @@ class OwnCode:
             return True
         stored = written.union(*(_stored_in(f.__code__) for f in functions))
         inside = [m for _, m in modules_in(self.model.get_submodule(target))]
-        owners = ([m for m in inside if is_method(f, type(m))] for f in asking)
+        classes = {*map(type, inside)}
+        having = [{cls for cls in classes if is_method(f, cls)} for f in asking]
+        owners = ([m for m in inside if type(m) in each] for each in having)
         return any("training" in names_reached(*pair, stored) for pair in zip(asking, owners, strict=True))
 
     def _named(self, is_module: bool, target: Any) -> frozenset[str]:

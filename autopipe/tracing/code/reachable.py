@@ -32,10 +32,10 @@ def names_reached(
     variable; of functions within it all are.
     """
     code = function.__code__
-    steps = [step for step in dis.get_instructions(code) if not _is_beside(step)]
+    steps = _steps(code)
     own = code.co_varnames[0] if code.co_argcount else ""
     is_plain = not code.co_exceptiontable and not any(_is_written(step, own) for step in steps)
-    if not (own and owners and is_plain and all(is_method(function, type(each)) for each in owners)):
+    if not (own and owners and is_plain and all(is_method(function, cls) for cls in {*map(type, owners)})):
         return names_in(code)
 
     def is_false(name: str) -> bool:
@@ -44,6 +44,12 @@ def names_reached(
     inner = (names_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
     reached = (steps[i] for i in _reached(steps, own, is_false))
     return frozenset(str(step.argval) for step in reached if step.opcode in dis.hasname).union(*inner)
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _steps(code: types.CodeType) -> tuple[dis.Instruction, ...]:
+    """What code does, step by step."""
+    return tuple(step for step in dis.get_instructions(code) if not _is_beside(step))
 
 
 def is_method(function: types.FunctionType, cls: type) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...errors import AutopipeError
 from ...graph import Dim
 from ..calls.call import Call, Recording
+from ..calls.members import parameters_in
 from ..code.leaves import eager
 from ..inputs.arguments import Inputs
 from ..inputs.contents import are_told_alike
@@ -97,7 +98,7 @@ class Referee:
         self.is_asked_for, self.runs = is_asked_for, runs
         self.model, self.forms, self.inputs, self.given = model, forms, inputs, given
         self.variation, self.device, self.start = variation, device, start
-        self.named = dict(model.named_parameters())
+        self.named = dict(parameters_in(model))
         self.by_data: set[str] = set()
         self.has_idle_draws = self.did_as_recorded = False
         self._knows_gradients = False
@@ -318,7 +319,7 @@ class Referee:
             if is_as_given:
                 self._note_sizes(call, value)
 
-        return replay(self.model, form, tensors, self.device, look=look).result, form.output
+        return replay(self.model, form, tensors, self.device, look=look, notes=False).result, form.output
 
     def _note_sizes(self, call: Call, value: Any) -> None:
         """Note a leaf whose result has other sizes than were recorded."""

@@ -398,7 +398,7 @@ def rows_of(
         shown = look if changes is None else partial(_changed, changes, rows * times, look)
         batch, shared = _rows(given, dim, rows * times, alone), alike.sharing() if alike else None
         with around(rows * times):
-            return replay(model, form, batch, device, shared, look=shown).result
+            return replay(model, form, batch, device, shared, look=shown, notes=False).result
 
     return run
 

@@ -201,7 +201,7 @@ class FormPairs:
             start()
             seed(self._device)
             with noise, torch.set_grad_enabled(has_gradients):
-                return replay(self._model, form, batch, self._device, look=look).result
+                return replay(self._model, form, batch, self._device, look=look, notes=False).result
 
         result = run(contextlib.nullcontext())
         if any(c.is_random for c in form.calls) and is_drawn(self._device):

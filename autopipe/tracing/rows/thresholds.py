@@ -39,7 +39,7 @@ def thresholds(code: OwnCode, form: Recording, least: int, ran: CodeRun) -> dict
     """
     found = {}
     for call in (c for c in form.calls if code.is_own(c)):
-        functions = (held for held in code.functions(call) if ran.may_run(held[0]))
+        functions = (held for held in _asking(code, call) if ran.may_run(held[0]))
         numbers = (n for function, owner in functions for n in _compared(function, owner))
         found[call] = {n for n in numbers if least < n <= MOST}
     return {call: numbers for call, numbers in found.items() if numbers}
@@ -50,7 +50,7 @@ def exact_numbers(code: OwnCode, call: Call, ran: CodeRun) -> set[int]:
 
     Of functions that ``ran``; keys of the dicts that these name are among them.
     """
-    functions = (held for held in code.functions(call) if ran.may_run(held[0]))
+    functions = (held for held in _asking(code, call) if ran.may_run(held[0]))
     return {n for function, owner in functions for n in _compared(function, owner, is_exact=True) if n > 1}
 
 
@@ -101,6 +101,15 @@ def rows_to_try(found: Iterable[tuple[int, int]], n_rows: int, most: int = MOST)
     """How many rows come to the ``found`` places, of axes that rows lie along, so many ``n_rows`` of them."""
     rows = (place * n_rows // size for place, size in found if size and size % n_rows == 0)
     return {n for n in rows if n_rows < n <= most}
+
+
+def _asking(code: OwnCode, call: Call) -> list[tuple[types.FunctionType, Any]]:
+    """The functions of a call that compare or look up anything, of the many that it has."""
+    key, kinds = (call.op == "call_module", call.target), (_is_order, _is_equality, _is_lookup)
+    if key not in code.comparing:
+        held = code.functions(call)
+        code.comparing[key] = [h for h in held if any(_comparing(h[0].__code__, kind)[0] for kind in kinds)]
+    return code.comparing[key]
 
 
 def _compared(function: types.FunctionType, owner: Any, *, is_exact: bool = False) -> Iterator[int]:

@@ -18,7 +18,7 @@ from torch import nn
 from ...errors import CaptureError
 from ..calls.call import Call, Recording
 from ..calls.functions import plain_name, tensors
-from ..calls.perform import ask, run_call
+from ..calls.perform import ask, run_call, way_to
 from ..calls.places import Places
 from ..calls.sharing import Sharing, outline
 from ..code.leaves import eager
@@ -27,6 +27,8 @@ from ..values.branches import program
 __all__ = ["Observation", "buffers_written", "replay", "with_guards"]
 
 Seen = tuple[tuple[int, ...], ...]
+Noted = tuple[dict[int, Seen], dict[int, Any]]
+"""By id of a call, the shapes of its tensors, and its value where that is a number."""
 
 _UNSET = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 
@@ -80,7 +82,8 @@ def with_guards(recording: Recording) -> list[Call]:
 class _Program:
     """The order in which calls run again, what takes their arguments, and whose values they use last."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, model: nn.Module, recording: Recording) -> None:
+        self.model = model
         self.made_of = recording.calls, [*recording.calls], recording.guards, [*recording.guards]
         self.calls = with_guards(recording)
         self.inputs = [c.inputs for c in self.calls]
@@ -93,24 +96,25 @@ class _Program:
             (places.taking(c.args), tuple(c.kwargs), places.taking([*c.kwargs.values()])) for c in self.calls
         ]
         unset = map(_is_unset, self.calls)
-        self.steps = [*zip(itertools.count(), self.calls, takes, unset, dropped, strict=False)]
+        ways = [way_to(model, c.target) if c.op == "call_module" else None for c in self.calls]
+        self.steps = [*zip(itertools.count(), self.calls, takes, ways, unset, dropped, strict=False)]
         self.values = [*[None] * len(self.calls), *places.constants]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Nothing: copies of a recording, and those from a file, make one of their own calls."""
         return type(None), ()
 
-    def is_of(self, recording: Recording) -> bool:
+    def is_of(self, model: nn.Module, recording: Recording) -> bool:
         """Whether the recording is as it was: calls are taken out, and take other arguments."""
         calls, all_calls, guards, all_guards = self.made_of
-        is_same = recording.calls is calls and recording.guards is guards
+        is_same = model is self.model and recording.calls is calls and recording.guards is guards
         is_same = is_same and calls == all_calls and len(guards) == len(all_guards)
         return is_same and all(c.inputs is given for c, given in zip(self.calls, self.inputs, strict=True))
 
 
-def _program(recording: Recording) -> _Program:
-    if recording.program is None or not recording.program.is_of(recording):
-        recording.program = _Program(recording)
+def _program(model: nn.Module, recording: Recording) -> _Program:
+    if recording.program is None or not recording.program.is_of(model, recording):
+        recording.program = _Program(model, recording)
     found: _Program = recording.program
     return found
 
@@ -122,14 +126,20 @@ def replay(
     device: torch.device,
     sharing: Sharing | None = None,
     look: Callable[[Call, Any], Any] | None = None,
+    into: Noted | None = None,
+    *,
+    notes: bool = True,
 ) -> Observation:
     """Run the recording on the model's own modules; values are dropped after their last use.
 
     ``look`` is shown each call with its value; what it gives, if anything, takes the value's place. One that
-    takes derivatives runs with gradients enabled, others as the caller has it.
+    takes derivatives runs with gradients enabled, others as the caller has it. Shapes and numbers go ``into``
+    those that are given, or new ones, as they are seen; they are left out if not to be in the ``notes``.
     """
+    noted = into or ({}, {})
     with eager(), torch.enable_grad() if recording.takes_grad_mode else contextlib.nullcontext():
-        return _replay(model, recording, given, device, sharing, look)
+        result = _replay(model, recording, given, device, sharing, look, noted if notes else None)
+    return Observation(*noted, result)
 
 
 def _replay(
@@ -139,39 +149,45 @@ def _replay(
     device: torch.device,
     sharing: Sharing | None,
     look: Callable[[Call, Any], Any] | None,
-) -> Observation:
-    program = _program(recording)
+    noted: Noted | None,
+) -> tuple[Any, ...]:
+    program = _program(model, recording)
     values: list[Any] = [*program.values]
-    shapes: dict[int, Seen] = {}
-    numbers: dict[int, Any] = {}
     constants, is_meta = recording.constants, device.type == "meta"
-    for i, call, (take, names, take_named), is_unset, dropped in program.steps:
+    for i, call, (take, names, take_named), way, is_unset, dropped in program.steps:
         args = take(values)
         kwargs = dict(zip(names, take_named(values), strict=True)) if names else {}
         if call.op == "output":
-            return Observation(shapes, numbers, args[0])
+            result: tuple[Any, ...] = args[0]
+            return result
         if is_meta and _reads(call):
             value = _computed(model, constants, program.calls[:i], call, given)
         elif sharing and call.op == "call_module":
-            run = functools.partial(run_call, model, constants, call, args, kwargs, given, device)
+            run = functools.partial(run_call, model, constants, call, args, kwargs, given, device, way)
             value = sharing.value(call.target, call.region, args, kwargs, outline(call.value), run)
         else:
-            value = run_call(model, constants, call, args, kwargs, given, device)
+            value = run_call(model, constants, call, args, kwargs, given, device, way)
         if is_unset:
             with torch.no_grad():
                 value.zero_()  # what memory held before differs from run to run, and means nothing
-        if isinstance(value, torch.Tensor):
-            shapes[id(call)] = (value.shape,)
-        else:
-            shapes[id(call)] = tuple(tuple(t.shape) for t in tensors(value))
-            if isinstance(value, (int, float)):
-                numbers[id(call)] = value
+        if noted is not None:
+            _note(noted, call, value)
         if look is not None and (other := look(call, value)) is not None:
             value = other
         values[i] = value
         for place in dropped:
             values[place] = None
     raise AssertionError("a recording ends in its output")
+
+
+def _note(noted: Noted, call: Call, value: Any) -> None:
+    shapes, numbers = noted
+    if isinstance(value, torch.Tensor):
+        shapes[id(call)] = (value.shape,)
+        return
+    shapes[id(call)] = tuple(tuple(t.shape) for t in tensors(value))
+    if isinstance(value, (int, float)):
+        numbers[id(call)] = value
 
 
 def _is_unset(call: Call) -> bool:

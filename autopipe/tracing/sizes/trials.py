@@ -17,8 +17,8 @@ from torch import nn
 
 from ...errors import CaptureError
 from ...graph import Dim
-from ..calls.call import Call, Guard, Recording
-from ..calls.functions import ExportFlags, tensors
+from ..calls.call import Guard, Recording
+from ..calls.functions import ExportFlags
 from ..calls.kinds import Kind
 from ..calls.sharing import Sharing
 from ..code.attributes import names_of_open
@@ -261,17 +261,11 @@ class Explorer:
     ) -> Observation:
         given = self.resized(sizes)
         self.prepare(form, training)
-        numbers: dict[int, Any] = {}
         shapes: dict[int, Seen] = {}
-
-        def note(call: Call, value: Any) -> None:
-            shapes[id(call)] = tuple(tuple(t.shape) for t in tensors(value))
-            if isinstance(value, (int, float)):
-                numbers[id(call)] = value
-
+        numbers: dict[int, Any] = {}
         try:
             with torch.set_grad_enabled(self.takes_grad_mode or has_gradients):
-                seen = replay(self.model, form, given, self.device, sharing, note)
+                seen = replay(self.model, form, given, self.device, sharing, None, (shapes, numbers))
         except Exception:
             self.elsewhere.append(Elsewhere(sizes, form, numbers, shapes))
             raise

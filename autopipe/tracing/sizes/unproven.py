@@ -41,19 +41,14 @@ class Proofs:
 
     def of(self, leaf: Call, modes: Mapping[int, bool] | None = None) -> bool:
         """Whether a leaf runs without data: in the ``modes`` of modules, by their ids, or as they are now."""
-        known = self.known(leaf, modes)
-        if known is not None:
-            return known
         key, inside = self._key(leaf, modes), self._inside(leaf)
+        if key in self._known and not self._kind(leaf.target).is_hooked:
+            return self._known[key]
         now = [m.training for m in inside]
         _switch(inside, _modes_of(inside, modes))
         self._known[key] = _runs_without_data(inside[0], *_given(leaf), leaf.region)
         _switch(inside, now)
         return self._known[key]
-
-    def known(self, leaf: Call, modes: Mapping[int, bool] | None = None) -> bool | None:
-        """What :meth:`of` has found of it or of one like it; None of others, and where hooks are on it."""
-        return None if self._kind(leaf.target).is_hooked else self._known.get(self._key(leaf, modes))
 
     def _key(self, leaf: Call, modes: Mapping[int, bool] | None) -> Any:
         inside = self._inside(leaf)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextvars
 import io
+import operator
 import threading
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ __all__ = [
     "VariableCell",
     "attributes",
     "content",
+    "contents",
 ]
 
 MOST_BYTES = 1 << 14
@@ -156,6 +159,17 @@ def content(cell: Cell, empty: Any = None) -> Any:
         return cell.cell_contents
     except ValueError:
         return empty
+
+
+def contents(cells: Sequence[Cell]) -> list[Any]:
+    """What some cells hold."""
+    try:
+        return [*map(_contents, cells)]
+    except ValueError:
+        return [*map(content, cells)]
+
+
+_contents = operator.attrgetter("cell_contents")
 
 
 def attributes(value: Any) -> dict[str, Any] | None:

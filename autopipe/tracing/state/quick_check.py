@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...torch_private import dict_version
-from .cells import ArrayCell, Cell, content
+from .cells import ArrayCell, Cell, content, contents
 
 __all__ = ["Glance", "Seen", "are_same"]
 
@@ -51,6 +51,8 @@ class Glance:
 
     _last: tuple[list[int], list[int], tuple[Any, ...]] | None
     _in_files: list[tuple[int | None, tuple[Any, ...]]]
+    _starts: list[tuple[Any, ...]]
+    _ways: dict[tuple[int, int], list[tuple[dict[Any, Any], Any, Any]]]
 
     def __init__(
         self,
@@ -70,12 +72,12 @@ class Glance:
         self.classes = [(held.get, names) for is_dict, held, names in each if not is_dict]
         self.cells = [c for c in cells if not isinstance(c, ArrayCell)]
         self.arrays = [(c, content(c)) for c in cells if isinstance(c, ArrayCell)]
-        self.tensors = [_Copied(tensor, copy) for tensor, copy in copies]
+        self.tensors = _Copies([_Copied(tensor, copy) for tensor, copy in copies])
         self.forget()
 
     def include(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
         """Compare one more tensor with a copy of what it held at first."""
-        self.tensors.append(_Copied(tensor, copy))
+        self.tensors = _Copies([*self.tensors.all, _Copied(tensor, copy)])
 
     def seen(self) -> Seen:
         """What is held now in all that is compared by identity."""
@@ -86,7 +88,7 @@ class Glance:
             elsewhere += itertools.chain.from_iterable(map(kind.__iter__, rows))
         for get, names in self.classes:
             elsewhere += map(get, names)
-        elsewhere += map(content, self.cells)
+        elsewhere += contents(self.cells)
         return Seen(lengths, in_dicts, tuple(elsewhere))
 
     def _in_dicts(self) -> tuple[list[int], tuple[Any, ...]]:
@@ -94,14 +96,18 @@ class Glance:
 
         To touch all that is held takes longer than most looks may, and most runs leave all dicts alone.
         """
-        dicts = itertools.chain(self.dicts, (file for file, _ in self.files))
-        counted = [*map(dict_version, dicts)] if dict_version is not None else []
+        counted = self._counted()
         if self._last is None or not counted or counted != self._last[0]:
             chained = itertools.chain.from_iterable
             values, keys = chained(map(dict.values, self.dicts)), chained(map(dict.keys, self.dicts))
             held: tuple[Any, ...] = tuple(itertools.chain(values, keys, self._named(counted)))
             self._last = counted, [*map(dict.__len__, self.dicts)], held
         return self._last[1:]
+
+    def _counted(self) -> list[int]:
+        """How many changes each dict counts, and each file behind them; empty where none counts any."""
+        dicts = itertools.chain(self.dicts, (file for file, _ in self.files))
+        return [*map(dict_version, dicts)] if dict_version is not None else []
 
     def _named(self, counted: Sequence[int]) -> Iterator[Any]:
         """What files have under names, looked up again in those that have ``counted`` a change since."""
@@ -115,10 +121,11 @@ class Glance:
         """Let go of what was last seen, which may be about to be no more."""
         self._last = None
         self._in_files = [(None, ()) for _ in self.files]
+        self._starts, self._ways = [], {}
 
     def is_kept(self) -> bool:
         """Whether all that is not compared by identity is as it was at first."""
-        return self.is_kept_but_tensors() and all(map(_Copied.is_kept, self.tensors))
+        return self.is_kept_but_tensors() and not self.tensors.written()
 
     def is_kept_but_tensors(self) -> bool:
         """Whether that is so of all but tensors."""
@@ -128,7 +135,7 @@ class Glance:
 
     def written(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The tensors that hold something else than at first, with their copies."""
-        return [(held.tensor, held.copy) for held in self.tensors if not held.is_kept()]
+        return [(held.tensor, held.copy) for held in self.tensors.written()]
 
     def keys_apart(self, a: Seen, b: Seen) -> set[Any]:
         """The keys under which other values were seen; None stands for what is apart otherwise."""
@@ -142,18 +149,39 @@ class Glance:
         """Lead from what is seen ``now`` to what was ``then``, if only values under the same keys differ."""
         if now.lengths != then.lengths or not are_same(now.elsewhere, then.elsewhere):
             return False
+        last = self._last if self._last is not None and self._last[2] is now.in_dicts else None
         if are_same(now.in_dicts, then.in_dicts):
+            self._last = last and (*last[:2], then.in_dicts)  # one row is told from another faster than two
             return True
-        self.forget()
-        lengths, apart = now.lengths[: len(self.dicts)], _apart(now.in_dicts, then.in_dicts)
+        if last is not None and last[0] != self._counted():
+            last = None  # something has changed since
+        steps = self._steps_to(then, now)
+        for holder, key, value in steps or ():
+            dict.__setitem__(holder, key, value)
+        self._last = last and (self._counted(), last[1], then.in_dicts)
+        return steps is not None
+
+    def _steps_to(self, then: Seen, now: Seen) -> list[tuple[dict[Any, Any], Any, Any]] | None:
+        """What to put under which keys of which dicts; None where other keys were seen.
+
+        From where runs start in one mode to where they do in the other that is told once.
+        """
+        rows = now.in_dicts, then.in_dicts
+        way = id(rows[0]), id(rows[1])
+        if way in self._ways:
+            return self._ways[way]
+        lengths, apart = now.lengths[: len(self.dicts)], _apart(*rows)
         n_values = sum(lengths)
         if apart[-1] >= n_values:
-            return False
+            return None
         ends = [*itertools.accumulate(lengths)]
-        for i in apart:
-            holder, key = self.dicts[bisect.bisect_right(ends, i)], then.in_dicts[n_values + i]
-            dict.__setitem__(holder, key, then.in_dicts[i])
-        return True
+        keys, values = then.in_dicts[n_values:], then.in_dicts
+        steps = [(self.dicts[bisect.bisect_right(ends, i)], keys[i], values[i]) for i in apart]
+        if all(any(row is start for start in self._starts) for row in rows):
+            self._ways[way] = steps
+        elif not any(rows[1] is start for start in self._starts):  # nothing but starts is held for it
+            self._starts.append(rows[1])
+        return steps
 
 
 def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -198,3 +226,25 @@ class _Copied:
         if is_there and tensor.is_contiguous() and self.held == self.memory:
             return True
         return torch.equal(tensor, self.copy)
+
+
+class _Copies:
+    """Tensors with copies of what they held at first; those in bytes are looked at in one go, as most are."""
+
+    def __init__(self, held: Sequence[_Copied]) -> None:
+        self.all = held
+        in_bytes = [h for h in held if h.place]
+        self._others = [h for h in held if not h.place]
+        self._tensors = [h.tensor for h in in_bytes]
+        self._held, self._memory = [h.held for h in in_bytes], [h.memory for h in in_bytes]
+        self._laid = self._lay()
+
+    def written(self) -> list[_Copied]:
+        """Those that hold something else than at first."""
+        is_kept = self._lay() == self._laid and all(map(operator.eq, self._held, self._memory))
+        return [held for held in (self._others if is_kept else self.all) if not held.is_kept()]
+
+    def _lay(self) -> list[Any]:
+        """Where and how the tensors in bytes lie."""
+        asked = torch.Tensor.data_ptr, torch.Tensor.size, torch.Tensor.stride, operator.attrgetter("dtype")
+        return [[*map(ask, self._tensors)] for ask in asked]

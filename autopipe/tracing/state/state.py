@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from ... import accelerator
+from ...torch_private import unwatched
 from ..calls.members import OF_ALL, buffers_in, modules_in, parameters_in
 from ..inputs.contents import are_equal_tensors
 from .cells import content
@@ -75,6 +76,7 @@ class Snapshot:
         self.modules = [(path, m, _Held(vars(m))) for path, m in modules_in(model)]
         weights = [p for _, p in parameters_in(model)]
         self.weights = [(p, p.requires_grad) for p in weights]
+        self._weights, self._taking = weights, [takes for _, takes in self.weights]
         # a scripted module keeps its mode where its attributes do not show it
         self.scripted = [(m, m.training) for _, m, _ in self.modules if isinstance(m, torch.jit.ScriptModule)]
         self.beside = _Beside(self.reached)
@@ -103,7 +105,8 @@ class Snapshot:
         All is as it was ``seen`` to be where that was just now, and unchanged.
         """
         is_known = training in self.begun and (self.switches_plainly or self.model.training == training)
-        self._put_back(training if is_known else self.training, seen)
+        with unwatched():  # whoever looks at what a run asks of tensors is told nothing of this
+            self._put_back(training if is_known else self.training, seen)
         self.seeded()  # as it was found, whatever seeds comparisons have set since
         if self.model.training != training:
             switch(self.model, training)
@@ -156,6 +159,8 @@ class Snapshot:
             put_back()
 
     def _put_back_gradients(self) -> None:
+        if [*map(_takes_gradients, self._weights)] == self._taking:
+            return
         for weight, takes in self.weights:
             if weight.requires_grad is not takes:
                 weight.requires_grad_(takes)
@@ -243,6 +248,9 @@ def written_in(model: nn.Module) -> tuple[str, ...]:
     return tuple(sorted(_WRITTEN.get(model, ())))
 
 
+_takes_gradients = operator.attrgetter("requires_grad")
+
+
 def _switches_plainly(module: nn.Module) -> bool:
     """Whether a module's change of mode sets its ``training`` flag, and does nothing else."""
     is_own = "train" in vars(module) or type(module).train is not nn.Module.train
@@ -251,7 +259,8 @@ def _switches_plainly(module: nn.Module) -> bool:
 
 def _put_back_tensors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Let tensors hold what their copies do, in the shape and dtype of these."""
-    with torch.no_grad():
+    pairs = [*pairs]
+    with torch.no_grad() if pairs else contextlib.nullcontext():
         for tensor, value in pairs:
             if tensor.shape != value.shape or tensor.dtype is not value.dtype:
                 tensor.data = value.clone()
@@ -479,8 +488,14 @@ def seed(device: torch.device) -> None:
     own = accelerator.default_generator(device)
     if own is not None and own is not torch.default_generator:
         own.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
+    if generators() not in _SEEDED:
+        random.seed(0)
+        np.random.seed(0)
+        _SEEDED[:] = [generators()]
+
+
+_SEEDED: list[tuple[Any, ...]] = []
+"""The state in which Python's and numpy's generators were last seeded: as most runs leave them."""
 
 
 def draw_alike(*, greatest: bool) -> None:
