@@ -148,6 +148,30 @@ def test_what_dicts_hold_is_looked_at_again_where_one_has_changed_alone():
         assert snapshot.is_unchanged
 
 
+def test_what_classes_hold_is_looked_at_again_where_one_has_changed_alone():
+    class Counted:
+        calls, other = 0, 1
+
+    glance = quick_check.Glance([], [(vars(Counted), ("calls", "other"))], [], [])
+    before = glance.seen()
+    assert before.in_dicts == (0, 1)
+    assert glance.seen().in_dicts is before.in_dicts
+    Counted.calls += 1
+    assert glance.seen().in_dicts == (1, 1)
+    assert not glance.put(glance.seen(), before)
+    Counted.calls = 0
+    assert glance.seen().is_same(before)
+
+
+def test_a_stance_of_the_compiler_is_put_back():
+    frames = pytest.importorskip("torch._dynamo.eval_frame")
+    with torch.compiler.set_stance("fail_on_recompile"):
+        before = frames._stance
+        with eager():
+            assert frames._stance.stance == "force_eager"
+        assert frames._stance is before
+
+
 def test_modes_are_told_by_the_rows_that_runs_start_from():
     model = Changing()
     with preserved(model) as snapshot:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ...errors import InputError
-from ...torch_private import COND, DYNAMO
+from ...torch_private import COND, DYNAMO, force_eager
 
 __all__ = ["Policy", "eager", "is_compiled", "is_torchs", "lies_in_leaf"]
 
@@ -170,7 +170,7 @@ def eager() -> Iterator[None]:
         yield
         return
     compiled = getattr(home, name)
-    with torch.compiler.set_stance("force_eager"):
+    with force_eager():
         setattr(home, name, _branch)
         try:
             yield

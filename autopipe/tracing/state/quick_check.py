@@ -8,8 +8,10 @@ from __future__ import annotations
 import bisect
 import collections
 import ctypes
+import gc
 import itertools
 import operator
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -67,7 +69,7 @@ class Glance:
         self.dicts = [c for c in filled if isinstance(c, dict)]
         self.rows = [(kind, [c for c in filled if isinstance(c, kind)]) for kind in _ROWS]
         self.sets = [(c, set.copy(c)) for c in filled if isinstance(c, set)]
-        each = [(type(held) is dict, held, tuple(names)) for held, names in named]
+        each = [(type(held) is dict, held, tuple(names)) for held, names in map(_in_its_dict, named)]
         self.files = [(held, names) for is_dict, held, names in each if is_dict]
         self.classes = [(held.get, names) for is_dict, held, names in each if not is_dict]
         self.cells = [c for c in cells if not isinstance(c, ArrayCell)]
@@ -187,6 +189,13 @@ class Glance:
 def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Whether two sequences hold the same objects; told by their addresses, in one go."""
     return a is b or (len(a) == len(b) and _addresses(a) == _addresses(b))
+
+
+def _in_its_dict(named: tuple[Mapping[str, Any], Iterable[str]]) -> tuple[Mapping[str, Any], Iterable[str]]:
+    """Names in a namespace; in that of a class, in the dict behind what is shown, which counts changes."""
+    shown, names = named
+    held = gc.get_referents(shown) if type(shown) is types.MappingProxyType else []
+    return (held[0] if len(held) == 1 and type(held[0]) is dict else shown), names
 
 
 def _apart(a: tuple[Any, ...], b: tuple[Any, ...]) -> list[int]:

@@ -174,7 +174,7 @@ def test_labels_are_counted_where_sizes_say_which_are_left_out():
 @pytest.mark.parametrize("n_rows", [2, 6])
 def test_a_mean_over_labels_is_asked_of_few_runs(monkeypatch, n_rows):
     runs = []
-    monkeypatch.setattr(rows, "replay", lambda *given, look: runs.append(0) or replay(*given, look=look))
+    monkeypatch.setattr(rows, "replay", lambda *given, **how: runs.append(0) or replay(*given, **how))
     captured_mixing(Tokens(), torch.randint(8, (n_rows, 5)), labels([5, 2, 4, 1, 3, 5][:n_rows]))
     assert len(runs) <= 10
 
@@ -245,7 +245,7 @@ class Turned(Tokens):
 def test_what_a_module_makes_of_sizes_alone_gathers_nothing(monkeypatch, whole, is_beside):
     runs, ids = [], torch.randint(4, 8, (6, 5))
     ids[:2, 0] = 3
-    monkeypatch.setattr(rows, "replay", lambda *given, look: runs.append(0) or replay(*given, look=look))
+    monkeypatch.setattr(rows, "replay", lambda *given, **how: runs.append(0) or replay(*given, **how))
     model = Turned(Beside(whole) if is_beside else whole()).double()
     found = capture(model, (ids, labels([5, 2, 4, 1, 3, 5])), closed=["whole"]).variation.mixing
     if whole is Sometimes:
