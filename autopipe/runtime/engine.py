@@ -259,6 +259,7 @@ class Engine:
                 self._channel,
                 parameters=(*capture.model.parameters(), *beside),
                 is_fed=self.intake.is_fed,
+                device=self.device,
             )
             self._connect(self.peers)
 

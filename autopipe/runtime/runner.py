@@ -396,6 +396,8 @@ class Runner:
             engine.loss.follow()
         if self._traits & Traits.STEPPED:
             self._unstepped.tell(engine.rank, engine.progress.n_steps)
+        if self._traits & Traits.KEPT and self._traits & Traits.FREED:
+            self._unstepped.tell_of_kept(engine.rank, engine.progress.n_steps)
         if are_unlike(self._traits):
             self._compare_options()
         self._check_written(looks=looks)
@@ -477,6 +479,8 @@ class Runner:
             traits |= Traits.HOLDS
         if self._unstepped.was_changed and not self._was_loaded:
             traits |= Traits.STEPPED
+        kept, freed = self._unstepped.gradients
+        traits |= Traits.KEPT * kept | Traits.FREED * freed
         return traits | engine.option_changes.bits
 
     def _may_hold(self) -> bool:

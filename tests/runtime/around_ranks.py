@@ -833,6 +833,36 @@ def skipped_steps():
         assert sum("as by an optimizer" in text for text in told) == is_left, (way, told)
 
 
+def zeroed():
+    """Gradients that one rank alone has still are told of there, once; where all keep them nothing is."""
+    pair = Pair()
+    x, y = batch()
+    optimizer = torch.optim.SGD(pair.rt.parameters(), 0.1)
+    for k in range(4):
+        with heard() as told:
+            pair.rt.step(x, target=y)
+        is_left = k == 3 and rank() > 0
+        assert sum("the gradients of step 2 are still here" in text for text in told) == is_left, (k, told)
+        optimizer.step()
+        if k == 1 or (k == 2 and rank() == 0):
+            optimizer.zero_grad()
+
+
+def surroundings():
+    """Autocast or a default dtype that one rank alone steps under ends the step, and names it."""
+    if is_whole():
+        return
+    for around, words in (
+        (lambda: torch.autocast("cpu", torch.bfloat16, enabled=rank() == 0), "other autocast"),
+        (lambda: default_dtype(torch.float64 if rank() else torch.float32), "other default dtype"),
+    ):
+        pair = Pair()
+        x, y = batch()
+        pair.agrees(x, y)
+        with around(), pytest.raises(StepError, match=words):
+            pair.rt.step(x, target=y)
+
+
 def rates():
     """A rate that one rank alone changes is told of there and on the other, once."""
     pair = Pair()
@@ -909,7 +939,8 @@ def groups():
 CHECKED = (
     modes, batches, targets, losses, interrupted, calls, unlike, fed, fed_anew, optimizers, optimizers_of_all,
     hooks, hooks_on_ties, ties_of_two_runtimes, frozen_ties, weights_of_the_loss, thawed_weights_of_the_loss,
-    norms_without_weights, hooks_under_wraps, hooks_that_move, skipped_steps, rates, loads, several, groups,
+    norms_without_weights, hooks_under_wraps, hooks_that_move, skipped_steps, zeroed, surroundings, rates,
+    loads, several, groups,
 )  # fmt: skip
 CHECKS = {f.__name__: f for f in CHECKED}
 

@@ -103,6 +103,8 @@ def _files(contents: RankContents) -> tuple[list[File], list[File], str]:
 
 
 def _fault(error: BaseException) -> str:
+    if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
+        error = error.__context__  # torch's own file format ends in an error of its own where a write fails
     if isinstance(error, OSError):
         return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
     return (

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from ...errors import AutopipeError, InputError
@@ -40,6 +41,8 @@ ALIKE = (
     "scale of the scaler",
     "call (with or without a loss)",
     "return_outputs",
+    "autocast",
+    "default dtype",
     FROZEN,
     "ways through the model",
     "calls of load_state_dict",
@@ -67,6 +70,10 @@ class Traits:
     """Weights that were changed since the last step that made gradients of them, as an optimizer does."""
     ON_BATCH = 64
     """A ``loss_fn`` that was found to take the whole batch."""
+    KEPT = 128
+    """Gradients of the last step that are still there, as where they are to add up."""
+    FREED = 256
+    """Gradients of the last step that are gone, as after ``zero_grad``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,10 +99,12 @@ class StepAgreement:
         channel: Channel,
         parameters: Sequence[nn.Parameter],
         is_fed: bool,
+        device: torch.device,
     ) -> None:
-        """``parameters`` are those that are to be frozen or trained alike."""
+        """``parameters`` are those that are to be frozen or trained alike; ``device`` is where stages run."""
         self._capture, self._model = capture, capture.model
         self._peers, self._channel, self._is_fed = peers, channel, is_fed
+        self._device = device.type
         self._forms: dict[bool, dict[int, str]] = {False: {}, True: {}}
         self._parameters = tuple(parameters)
         self._signatures: dict[tuple[Any, ...], int] = {}
@@ -151,7 +160,9 @@ class StepAgreement:
         mode = step.grad, training, flags, step.tracked
         cut = batch.rows, batch.forms, tuple(map(tuple, batch.packed.values()))
         asked = step.syncs, factor, step.scale, step.want_loss, step.outputs_on, n_loads
-        key = mode, asked, cut, batch.signature(0)
+        cast = torch.get_autocast_dtype(self._device) if torch.is_autocast_enabled(self._device) else None
+        around = cast, torch.get_default_dtype()
+        key = mode, asked, around, cut, batch.signature(0)
         if key == self._said.key:
             return self._said
         said = dict(
@@ -169,6 +180,8 @@ class StepAgreement:
                     f"scale={step.scale:.12g}," if step.scale != 1.0 else "",
                     f"loss={step.want_loss},",
                     f"outputs={step.outputs_on or None},",
+                    f"autocast to {cast}," if cast else "",
+                    f"default dtype {around[1]}," if around[1] is not torch.float32 else "",
                     f"trained={sum(flags)} of {len(flags)}",
                     self._ways(batch.forms),
                     f"after {n_loads} load_state_dict" if n_loads else "",

@@ -17,7 +17,7 @@ __all__ = ["OptionChanges", "Told", "are_unlike", "unlike"]
 
 Told = tuple[str, dict[str, str], dict[str, str]]
 """A group of an optimizer: the kind of that, the group's options in its first step, and in its last."""
-FIRST_BIT, N_BITS = 8, 24
+FIRST_BIT, N_BITS = 10, 24
 _ALL = (1 << N_BITS) - 1
 
 

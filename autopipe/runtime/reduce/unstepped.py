@@ -1,4 +1,4 @@
-"""Whether the optimizers of some ranks were stepped between two steps, and those of others were not.
+"""Whether the optimizers of some ranks were stepped or zeroed between two steps, and others' were not.
 
 So it is where user code skips a step by what it sees of gradients: each rank sees its own.
 """
@@ -10,6 +10,8 @@ import logging
 from collections.abc import Iterable
 
 from torch import nn
+
+from ...torch_private import UnseenByFunctions
 
 __all__ = ["Unstepped"]
 
@@ -23,7 +25,7 @@ class Unstepped:
 
     def __init__(self) -> None:
         self._held: list[tuple[nn.Parameter, int]] = []
-        self._was_stepped = self._has_told = False
+        self._was_stepped = self._has_told = self._has_told_of_kept = False
 
     def note(self, parameters: Iterable[nn.Parameter]) -> None:
         """Take those with gradients as they are after a step."""
@@ -36,6 +38,24 @@ class Unstepped:
         changed = any(p._version != version for p, version in self._held)
         self._was_stepped |= changed
         return changed
+
+    @property
+    def gradients(self) -> tuple[bool, bool]:
+        """Whether all of those have their gradients still, and whether none has; neither without any."""
+        with UnseenByFunctions():  # what has moved to another rank would answer at length
+            kept = {p.grad is not None for p, _ in self._held}
+        return kept == {True}, kept == {False}
+
+    def tell_of_kept(self, rank: int, n_steps: int) -> None:
+        """Warn once, on a rank that has gradients of the last step still while others have none."""
+        if self.gradients[0] and not self._has_told_of_kept:
+            self._has_told_of_kept = True
+            _logger.warning(
+                "rank %d: the gradients of step %d are still here, and gone on other ranks: those of the "
+                "next add up here alone; call zero_grad() on every rank (not under `if rank == 0`)",
+                rank,
+                n_steps - 1,
+            )
 
     def tell(self, rank: int, n_steps: int) -> None:
         """Warn once, on a rank that was stepped before and is not now while others are."""

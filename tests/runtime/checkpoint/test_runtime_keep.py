@@ -209,6 +209,22 @@ def test_a_crash_at_any_moment_leaves_the_earlier_save_whole(tmp_path, monkeypat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]  # drafts of the dead are gone
 
 
+def test_a_full_disk_is_told_where_torch_writes(tmp_path, monkeypatch):
+    """Its own file format ends in another error, about a position."""
+
+    def save(merged, file):
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            raise RuntimeError("unexpected pos 704 vs 598")  # noqa: B904
+
+    runtime, _ = trainer()
+    monkeypatch.setattr(saving.torch, "save", save)
+    with pytest.raises(StoreError, match="as it was: No space left on device"):
+        runtime.save(tmp_path / "model.pt")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_full_disk_leaves_the_earlier_save_whole_and_training_goes_on(tmp_path, monkeypatch):
     runtime, kept = trainer()
     train(runtime, kept, 1)
