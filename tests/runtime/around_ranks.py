@@ -917,6 +917,19 @@ def several():
     pairs[0].same_gradients()
 
 
+def released_twice():
+    """A further runtime that frees weights of others goes on where the first had freed them."""
+    pair = Pair(release=True)
+    x, y = batch()
+    pair.rt.step(x, target=y)
+    second = pair.pipe.runtime(mean_square, release=True, schedule="gpipe")
+    second.step(x, target=y)
+    (2 * mean_square(pair.plain(x), y)).backward()
+    pair.same_gradients()
+    for name, value in pair.pipe.merge().state_dict().items():
+        torch.testing.assert_close(value, pair.plain.state_dict()[name])
+
+
 def groups():
     """The user's own use of the process group between steps, and the end of it, change nothing."""
     pair = Pair()
@@ -940,7 +953,7 @@ CHECKED = (
     modes, batches, targets, losses, interrupted, calls, unlike, fed, fed_anew, optimizers, optimizers_of_all,
     hooks, hooks_on_ties, ties_of_two_runtimes, frozen_ties, weights_of_the_loss, thawed_weights_of_the_loss,
     norms_without_weights, hooks_under_wraps, hooks_that_move, skipped_steps, zeroed, surroundings, rates,
-    loads, several, groups,
+    loads, several, released_twice, groups,
 )  # fmt: skip
 CHECKS = {f.__name__: f for f in CHECKED}
 

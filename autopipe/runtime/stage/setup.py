@@ -18,6 +18,7 @@ from ...errors import InputError
 from ...graph import Op
 from ...plans import Plan
 from ...stages import Section, Stage
+from ...torch_private import UnseenByFunctions
 from ...tracing.calls.functions import storages
 from ..options import Options
 from .initialise import Unfilled
@@ -145,10 +146,10 @@ def place(
         stage.to(device)
     if release:
         kept = {id(t) for stage in own for t in (*stage.parameters(), *stage.buffers())}
-        for stage in stages:
-            for tensor in (*stage.parameters(), *stage.buffers()):
-                if id(tensor) not in kept:
-                    tensor.data = tensor.data.new_empty(0)
+        others = [t for stage in stages for t in (*stage.parameters(), *stage.buffers()) if id(t) not in kept]
+        with UnseenByFunctions():  # those that other ranks train already would answer at length
+            for tensor in others:
+                tensor.data = tensor.data.new_empty(0)
     return unfilled
 
 
