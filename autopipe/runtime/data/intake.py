@@ -66,21 +66,21 @@ class Counted(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Known:
-    """A form of calls: what their tensors are bound to, in the order given, and how their batch is cut."""
+    """A form of calls: where each input is among what is given, in the model's order, and how it is cut."""
 
     form: tuple[Any, ...]
-    names: tuple[str, ...]
+    places: Mapping[str, int]
     cut: Cut
 
 
 def _known(form: tuple[Any, ...], given: Sequence[Any], batch: Batch) -> _Known | None:
     """What is known of calls of this form; None where values decide how they are cut, or one is left out."""
     name_of = {id(value): name for name, value in batch.given.items()}
-    names = tuple([name_of.get(id(value), "") for value in given])
+    names = [name_of.get(id(value), "") for value in given]
     is_whole = len(name_of) == len(batch.given) and sorted(names) == sorted(batch.given)
     if batch.cut is None or batch.packed or batch.forms or not is_whole:
         return None
-    return _Known(form, names, batch.cut)
+    return _Known(form, {name: names.index(name) for name in batch.given}, batch.cut)
 
 
 class Forms(Protocol):
@@ -161,7 +161,7 @@ class Intake:
         form = self._form(request, kwargs, given, target)
         last, inputs, kind = self._last, dict[str, Tensor](), self._kinds[0]
         if last is not None and last.form == form and self._forms.binds_alike():
-            bound = dict(zip(last.names, given, strict=True))
+            bound = {name: given[i] for name, i in last.places.items()}
             batch = last.cut.of(bound, target)
         else:
             kind, bound = self._forms.bind(args, kwargs)

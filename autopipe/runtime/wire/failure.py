@@ -106,7 +106,8 @@ class Watch:
         self._stop.set()
         if self in _watches:
             _watches.remove(self)
-        self._thread.join(4 * POLL_S)
+        if threading.current_thread() is not self._thread:  # garbage of any thread may be what closes it
+            self._thread.join(4 * POLL_S)
         if self.failure is not None or self._host_left:
             return
         deadline = time.monotonic() + LEAVE_S

@@ -58,6 +58,25 @@ def drawn(rows=8):
     return [torch.randn(rows, 4, dtype=torch.float64) for _ in range(3)]
 
 
+def test_inputs_are_in_one_order_however_they_are_given():
+    """Ranks compare values in it."""
+    _, _, runtime, bound = of(Weighed())
+    orders, take = [], runtime.engine.intake.take
+
+    def taken(request):
+        found = take(request)
+        orders.append([*found.batch.leaves])
+        return found
+
+    runtime.engine.intake.take = taken
+    x, y, target = drawn()
+    for given in ({"y": y, "x": x}, {"x": x, "y": y}):
+        for _ in range(3):
+            runtime.step(**given, target=target)
+    assert len(bound) == 2
+    assert orders == [orders[0]] * 6
+
+
 @pytest.mark.parametrize("is_in_order", [True, False])
 def test_values_are_each_calls_own(is_in_order):
     torch.manual_seed(0)

@@ -339,6 +339,23 @@ def test_a_device_that_failed_is_told_whoever_asks_after_it():
         watch.close()
 
 
+def test_a_watch_that_its_own_thread_closes_says_that_its_rank_left():
+    """Garbage is searched for in any thread, and may be the pipeline that this one watches."""
+    store, closed, held = dist.HashStore(), threading.Event(), []
+
+    def position():
+        if held:
+            held.pop().close()
+            closed.set()
+        return Position()
+
+    held.append(
+        Watch(board_of(store), 1, 2, position=position, abort=lambda: None, patience=Patience(60, 0.1))
+    )
+    assert closed.wait(60)
+    assert "left after batch" in board_of(store).look("left/1")
+
+
 def test_a_store_that_cannot_be_connected_to_stops_nobody():
     """Its host stopped before: the kernel takes a connection that nobody ever answers."""
     is_over = threading.Event()
