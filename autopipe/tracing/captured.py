@@ -274,7 +274,12 @@ class Capture:
         Of layers that stay whole. What open code leaves in tensors is taken to be that of any ops; the
         numbers there are set for each call, and buffers are put back by who runs ops again.
         """
-        left = {n for v in self._variations for n in v.mixing.by_call if n not in self.ops.parameter}
+        left = {
+            n
+            for v in self._variations
+            for n in (*v.mixing.by_call, *v.mixing.left)
+            if n not in self.ops.parameter
+        }
         whole = {op.name: f"{op.target}." for op in self.ops.compute if op.kind == "module"} if left else {}
         modules = dict(self.model.named_modules()) if left else {}
 

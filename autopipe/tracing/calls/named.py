@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import torch_private
@@ -80,6 +80,12 @@ class Named:
     def holds(self) -> Any:
         """The plain values that it goes by beside its arguments, in a form that compares."""
         return ()
+
+    @property
+    def code(self) -> Sequence[tuple[Any, Any]]:
+        """What a call runs, each with what has the attributes that it names, or nothing."""
+        function = self.function
+        return function.code if isinstance(function, Named) else [(function, None)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)

@@ -26,7 +26,7 @@ from ..calls.functions import LOOKED_AT
 from ..calls.members import OF_ALL
 from ..inputs.held_numbers import content_of
 from ..state.global_names import codes_in
-from ..state.loads import attributes_loaded
+from ..state.loads import attributes_loaded, attributes_stored
 from ..state.quick_check import are_same
 from .restart import WatchMethods
 
@@ -37,6 +37,7 @@ __all__ = [
     "changed",
     "codes_of",
     "goes_by",
+    "held_by_class",
     "read_by",
     "state_of",
     "tell_left",
@@ -48,19 +49,21 @@ LeafState = dict[tuple[int, str], tuple[Any, Any]]
 _logger = logging.getLogger("autopipe")
 _SIMPLE = (bool, int, float, str, type(None))
 _HOLD_NOTHING = frozenset(_SIMPLE)
+_FILLED = (list, dict, set, collections.deque, torch.Tensor, np.ndarray)
+_HELD = (*_SIMPLE, *_FILLED)
 _NONE: tuple[Any, Any] = None, ()
 
 
 def state_of(inside: Sequence[nn.Module]) -> LeafState:
-    """The plain attributes and buffers of some modules that the modules' own code reads."""
+    """The plain attributes and buffers of some modules, and of their classes, that their own code reads."""
     out: LeafState = {}
     for module in inside:
         cls: Any = type(module)
         held, asked, number = vars(module), goes_by(cls), id(module)
         if module._buffers:
             out.update({(number, n): (b, ()) for n, b in module._buffers.items() if n in asked})
-        for name in asked.intersection(held):
-            value = held[name]
+        on_class = {name: getattr(cls, name) for name in held_by_class(cls) if name not in held}
+        for name, value in {**{name: held[name] for name in asked.intersection(held)}, **on_class}.items():
             out[number, name] = value, () if type(value) in _HOLD_NOTHING else _content(value)
     return out
 
@@ -73,6 +76,9 @@ def _versions(inside: Sequence[nn.Module], state: LeafState) -> list[int]:
     held = [each for m in inside for each in (vars(m), m._buffers)]
     is_told = all(isinstance(each, dict) for each in held) and all(
         content == () for _, content in state.values()
+    )
+    is_told = is_told and all(
+        held_by_class(cls) <= vars(m).keys() for m, cls in zip(inside, map(type, inside), strict=True)
     )
     return [*map(dict_version, held)] if dict_version is not None and is_told else []
 
@@ -232,6 +238,15 @@ def codes_of(cls: type) -> tuple[types.CodeType, ...]:
             _codes.clear()
         _codes[cls] = held, tuple(code for value in held for code in codes_in(value))
     return _codes[cls][1]
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def held_by_class(cls: Any) -> frozenset[str]:
+    """Of what a class asks for, what it holds itself and its code may change: sets, fills or writes to."""
+    own = [*itertools.takewhile(lambda c: c is not nn.Module, cls.__mro__)]
+    stored = {name for code in codes_of(cls) for name in attributes_stored(code)}
+    held = {name: value for each in reversed(own) for name, value in vars(each).items()}
+    return goes_by(cls) & {n for n, v in held.items() if isinstance(v, _FILLED if n not in stored else _HELD)}
 
 
 @functools.lru_cache(maxsize=1 << 10)

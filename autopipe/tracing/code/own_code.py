@@ -19,7 +19,7 @@ from ..calls.call import Call, Recording
 from ..calls.functions import REQUIRING
 from ..calls.kinds import is_own_number, own_numbers
 from ..calls.members import modules_in
-from ..calls.named import Setter, is_code
+from ..calls.named import Named, Setter, is_code
 from ..inputs.contents import is_filled
 from ..state.global_names import is_foreign
 from .leaves import is_torchs
@@ -34,8 +34,8 @@ _NO_CODE = frozenset({bool, dict, float, int, list, set, str, tuple, type(None),
 _MAKING = frozenset({"__init__", "__init_subclass__"})
 """Methods that make objects and classes, ahead of all calls."""
 _CODE = (
-    types.FunctionType, types.MethodType, staticmethod, classmethod, property, type, functools.partial,
-    functools.partialmethod, functools.cached_property,
+    types.BuiltinMethodType, types.FunctionType, types.MethodType, staticmethod, classmethod, property, type,
+    functools.partial, functools.partialmethod, functools.cached_property,
 )  # fmt: skip
 """What is code, or may be around code that is followed."""
 _SETTING = frozenset({"__dict__", "__setattr__", "delattr", "eval", "exec", "setattr", "vars"})
@@ -52,6 +52,9 @@ class OwnCode:
     tables_by_row: tables of whole numbers, by name, of which the code was seen to take a place for each row.
     comparing: the functions of calls that compare numbers, by the kind and target of these; see ``rows``.
     met: what calls were seen to do for many rows, by all that this goes by but the data; see ``rows``.
+    exact: whole numbers that functions may ask for, by what calls run; see ``rows``.
+    alone: the calls in whose gradients a single row is another than one of several, by a form's last call and
+        the mode: name and words.
     gave: what forms gave for batches of two rows or more, and for their first row twice where that is all,
         by their last call and the mode, where they drew nothing.
     alike: which layers of a form were seen to do the same, by its last call; see ``rows``.
@@ -64,6 +67,8 @@ class OwnCode:
         self.gave: dict[tuple[Call, bool], tuple[Mapping[str, torch.Tensor], list[Any], list[Any]]] = {}
         self.alike: dict[Call, Any] = {}
         self.comparing: dict[tuple[bool, Any], list[tuple[types.FunctionType, Any]]] = {}
+        self.exact: dict[Any, list[tuple[types.FunctionType, set[int]]]] = {}
+        self.alone: dict[tuple[Call, bool], list[tuple[str, str]]] = {}
         self._within = functools.cache(self._looked_for)
         self._functions = functools.cache(self._functions_of)
         self._is_own = functools.cache(self._looks_own)
@@ -166,9 +171,9 @@ class OwnCode:
 
     def _looked_for(self, is_module: bool, target: Any) -> list[tuple[Any, Any]]:
         if not is_module:
-            while hasattr(target, "function"):  # a part of a function is kept within what runs it
-                target = target.function
-            return [(held, None) for held in _made_of([target])]
+            run = target.code if isinstance(target, Named) else [(target, None)]
+            parts = [(held, owner) for code, owner in run for held in _made_of([code])]
+            return [*{id(held): (held, owner) for held, owner in reversed(parts)}.values()]
         found: dict[int, tuple[Any, Any]] = {}
         for _, module in reversed(modules_in(self.model.get_submodule(target))):
             cls: Any = type(module)
@@ -251,6 +256,7 @@ def _held_by(module: nn.Module) -> Iterator[Any]:
     held = (value for value in vars(module).values() if type(value) not in _NO_CODE)
     yield from (value for value in held if issubclass(type(value), _CODE))
     yield from (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    yield from (*module._backward_pre_hooks.values(), *module._backward_hooks.values())
 
 
 def _made_of_class(cls: type) -> list[Any]:
@@ -266,6 +272,9 @@ def _around(held: Any) -> Iterator[Any]:
         yield from (c.cell_contents for c in held.__closure__ or () if is_filled(c))
     elif isinstance(held, (staticmethod, classmethod, types.MethodType)):
         yield held.__func__
+        yield from [of] if isinstance(of := getattr(held, "__self__", None), type) else ()
+    elif isinstance(held, types.BuiltinMethodType) and isinstance(held.__self__, type):
+        yield held.__self__  # as newer releases of torch have a Function's apply
     elif isinstance(held, property):
         yield from (held.fget, held.fset)
     elif isinstance(held, (functools.partial, functools.partialmethod, functools.cached_property)):
@@ -284,5 +293,6 @@ def _named_by(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _is_foreign(value: Any) -> bool:
-    is_bound = isinstance(value, types.MethodType)  # as the context is that a decorator of torch's enters
+    # as the context is that a decorator of torch's enters
+    is_bound = isinstance(value, (types.BuiltinMethodType, types.MethodType))
     return not is_bound and is_foreign(getattr(value, "__module__", None))

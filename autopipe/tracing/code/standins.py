@@ -21,6 +21,8 @@ from ..calls.functions import tensors
 from ..calls.members import OF_COMPILED
 from ..calls.named import Named, held_by
 from ..inputs.contents import is_filled, plainly
+from ..inputs.structure import flatten
+from ..state.global_names import is_foreign
 from .opaque import Recorded
 from .statements import KeptStatement
 
@@ -121,6 +123,12 @@ class KeptMethod(Named):
     def holds(self) -> Any:
         return self.double.holds
 
+    @property
+    def code(self) -> Sequence[tuple[Any, Any]]:
+        cls, owner = self.double.cls, types.SimpleNamespace(**self.double.attributes)
+        methods = (_function(cls, name) for name in sorted({self.name, *_names(cls, self.name, set())}))
+        return [(f, owner) for f in methods if f is not None and not is_foreign(f.__module__)]
+
     def first(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
         """The result of a call, and the submodules and tensors that it and later calls take."""
         noted = {kind: _Noted(vars(module)[kind]) for kind in _HELD}
@@ -165,6 +173,11 @@ class KeptFunction(Named):
         doubles = [d and d.holds for d in self.doubles]
         reaching = {k: plainly(v) for k, v in self.reaching.items()}
         return held_by(self.function), reaching, doubles
+
+    @property
+    def code(self) -> Sequence[tuple[Any, Any]]:
+        given = flatten([*self.reaching.values()])[0]
+        return [*super().code, *((each, None) for each in given if callable(each))]
 
     def first(self, held: Sequence[Any], args: Any, kwargs: Any) -> tuple[Any, list[tuple[Any, list[Any]]]]:
         """The result of a call, and each of the held with what its stand-in and later calls take."""
@@ -230,9 +243,15 @@ def _methods(module: nn.Module) -> list[types.CodeType]:
 def _names(cls: type, name: str, seen: set[str]) -> set[str]:
     """The names in the code of a method, and of those that it names in turn: another call may go there."""
     seen.add(name)
+    function = _function(cls, name)
+    return _named_in([] if function is None else [function.__code__], cls, seen)
+
+
+def _function(cls: type, name: str) -> types.FunctionType | None:
+    """The function of a method or property, if a class has one of that name."""
     found = inspect.getattr_static(cls, name, None)
     function = inspect.unwrap(getattr(found, "fget", None) or getattr(found, "__func__", found))
-    return _named_in([function.__code__] if isinstance(function, types.FunctionType) else [], cls, seen)
+    return function if isinstance(function, types.FunctionType) else None
 
 
 def _named_in(codes: Iterable[types.CodeType], cls: type, seen: set[str]) -> set[str]:

@@ -7,10 +7,12 @@ rows, each of a few so many times over; running a form on as many as are found i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -24,14 +26,20 @@ from ..calls.functions import plain_name, tensors
 from ..calls.perform import run_call
 from ..code.own_code import OwnCode
 from ..inputs.structure import mapped
+from ..state.state import seed
+from .backwards import may_be_own
 from .code_run import CodeRun
-from .results import ROUNDED, Rows, axes
+from .held_back import gradient_of, may_hold_back
+from .noise import NoDropout, is_drawn
+from .results import ALLOWED, ROUNDED, Rows, axes, is_close, run_until
 from .thresholds import MOST, exact_numbers
 
-__all__ = ["Met", "RowsMet"]
+__all__ = ["Met", "RowsMet", "has_own_gradients"]
 
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
+_First = tuple[Any, Tensor | None]
+"""What a call gives, and the gradients of its first row."""
 _FEWER, *_STEPS = 0.25, 2, 4, 8, 16, 32
 _FAR = 1 << 13
 """How often each row comes: numbers and tensors made of sizes are asked for by far more rows, too."""
@@ -44,10 +52,10 @@ _MOST_ELEMENTS = 1 << 18
 _EVEN = frozenset({"add", "getitem", "mul", "neg", "size", "sub"})
 """Functions of numbers that have no limit."""
 _READ = frozenset({
-    "__len__", "chunk", "len", "nbytes", "nelement", "numel", "shape", "size", "split", "tensor_split",
-    "unbind",
+    "__len__", "chunk", "count_nonzero", "cumsum", "len", "nbytes", "nelement", "numel", "shape", "size",
+    "split", "sum", "tensor_split", "unbind",
 })  # fmt: skip
-"""Names of what tells how many rows there are, or goes by it."""
+"""Names of what tells how many rows there are, counts them or goes by it."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -62,6 +70,7 @@ class Met:
     near: set[int] = dataclasses.field(default_factory=set)
     far: dict[int, str] = dataclasses.field(default_factory=dict)
     exact: dict[int, str] = dataclasses.field(default_factory=dict)
+    alone: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
 
 class RowsMet:
@@ -110,6 +119,28 @@ class RowsMet:
         return [*self._met.exact.values()]
 
     @property
+    def alone(self) -> list[tuple[str, str]]:
+        """See :class:`Met`."""
+        return self._met.alone
+
+    def of_exactly(self, run: Rows, calls: Collection[Call]) -> str:
+        """In words, the first of some calls that gives others of exactly so many rows; of a run on a, b."""
+        asked = [c for c in self._form.calls if c in calls and self._names_exactly(c)]
+        self._needed = {id(i) for c in asked for i in c.inputs}
+
+        def look(call: Call, value: Any) -> None:
+            if not self.may_keep and call in asked:
+                self._try(call, self._ask_exactly)
+            self.keep(call, value)
+
+        if asked:
+            with self._ran:
+                run_until(run, "ab", asked[-1], look)
+        for call in asked if self.may_keep else ():
+            self._try(call, self._ask_exactly)
+        return next(iter(self.exact), "")
+
+    @property
     def may_keep(self) -> bool:
         """Whether values are at a run's end what they were: no call writes to what others gave."""
         return not any(c.writes or c.mutated for c in self._form.calls)
@@ -152,69 +183,118 @@ class RowsMet:
         return not _READ.isdisjoint(self._code.names(call)) or max(self._code.numbers(call), default=0) > MOST
 
     def _names_exactly(self, call: Call) -> bool:
-        """Whether such code asks whether something is a number, also where it may draw: here nothing does."""
-        return self._is_own(call) and bool(exact_numbers(self._code, call, self._ran))
+        """Whether such code has any number that it may ask for, also where it may draw, or own gradients."""
+        return self._is_own(call) and bool(self._told_numbers(call) or has_own_gradients(self._code, call))
+
+    def _told_numbers(self, call: Call) -> set[int]:
+        return exact_numbers(self._code, call, self._ran)
 
     def _is_own(self, call: Call) -> bool:
         leaves = call.writes or call.mutated or call.keeps or call.has_effect
         return not leaves and self._code.is_own(call)
 
     def _ask(self, call: Call, value: Any) -> None:
-        if id(call) not in self._asked:
-            return
-        self._known = []
+        if id(call) in self._asked:
+            self._known = []
+            self._try(call, functools.partial(self._ask_of_more, value=value))
+
+    def _try(self, call: Call, ask: Callable[[Call], None]) -> None:
         try:
-            if id(call) in self._of_sizes:
-                self._most[id(call)] = self._most_times(call, value)
-                self._compare_number(call, value)
-            if self._names_exactly(call):
-                self._ask_exactly(call)
-            times, before = self._n_times(call) if id(call) in self._of_sizes or self._is_code(call) else 0, 0
-            if times and self._has_alike and call.op == "call_module":
-                value = self._of_many(call, 1)  # the run has that of another layer
-            while times > before:
-                with self._ran:
-                    self._compare_rows(call, value, times)
-                before, times = times, self._most_named(call)
+            ask(call)
         except Exception as error:
             # any Python of the model, on rows that it may not take, or whose axis is not known
             _logger.debug("%s was not run on more rows: %s", call.name, error)
 
+    def _ask_of_more(self, call: Call, value: Any) -> None:
+        if id(call) in self._of_sizes:
+            self._most[id(call)] = self._most_times(call, value)
+            self._compare_number(call, value)
+        if self._names_exactly(call):
+            self._ask_exactly(call)
+        times, before = self._n_times(call) if id(call) in self._of_sizes or self._is_code(call) else 0, 0
+        if times and self._has_alike and call.op == "call_module":
+            value = self._of_many(call, 1)  # the run has that of another layer
+        while times > before:
+            with self._ran:
+                self._compare_rows(call, value, times)
+            before, times = times, self._most_named(call)
+
     def _ask_exactly(self, call: Call) -> None:
-        """Note how many rows, of those that code names, are others than where they are two."""
-        named = exact_numbers(self._code, call, self._ran)
+        """Note for how many rows, of those that code may name, the first is another than of two."""
+        named = self._told_numbers(call)
         given = [t for c in call.inputs for t in tensors(self._few[id(c)])]
-        if not self._is_new(call, (*named,), given):
+        has_gradients = has_own_gradients(self._code, call)
+        if not self._is_new(call, (*sorted(named), has_gradients), given):
             return
         each = sum(t.nbytes for t in given) / self._n or 1
         sizes = {1, *(n for t in given for n in itertools.accumulate(t.shape[1:], operator.mul))}
         near = {n // size + off for n in named for size in sizes if n % size == 0 for off in (-1, 0, 1)}
+        n_example = self._dim.example
+        near |= {n for n in range(3, n_example + 1) if n_example % n == 0}
         most = min(MOST, max(2 * self._n, _MOST_BYTES_NAMED // each))
-        two = tensors(self._of_first(call, 2))
-        places = [axes(call, i, self._dim, self._shapes) for i in range(len(two))]
-        for n in sorted(n for n in near | {*range(3, self._n)} if 2 < n <= most):
-            made = zip(places, two, tensors(self._of_first(call, n)), strict=True)
-            if any(_others(t, of.narrow(axis, 0, 1).expand_as(t), axis) for at, of, t in made for axis in at):
+        seed(self._at)
+        two = self._of_first(call, 2, has_gradients)
+        if call.is_random and is_drawn(self._at):
+            return
+
+        def ask(call: Call, n: int) -> None:
+            made = self._of_first(call, n, has_gradients)
+            if self._is_same(call, two, made if n > 1 else (two[0], made[1])):
+                return
+            if self._is_same(call, two, self._of_first(call, 2, has_gradients)):  # else it draws by itself
                 self._note(call, n, n)
 
-    def _of_first(self, call: Call, n: int) -> Any:
-        """What a call gives for the first row, so many times."""
+        for n in sorted(n for n in near if 2 < n <= most):
+            self._try(call, functools.partial(ask, n=n))
+        if has_gradients:
+            self._try(call, functools.partial(ask, n=1))
 
-        def grown(given: Call) -> Any:
-            if id(given) in self._of_sizes:
-                return self._of_many(given, n / self._n)
-            value = self._few[id(given)]
-            places = {id(t): axes(given, i, self._dim, self._shapes) for i, t in enumerate(tensors(value))}
+    def _is_same(self, call: Call, two: _First, made: _First) -> bool:
+        """Whether the rows of what a call gives are all the first of ``two``, and the gradients are these."""
+        pairs = enumerate(zip(tensors(two[0]), tensors(made[0]), strict=True))
+        each = ((of, t, axis) for i, (of, t) in pairs for axis in axes(call, i, self._dim, self._shapes))
+        is_same = not any(_others(t, of.narrow(axis, 0, 1).expand_as(t), axis) for of, t, axis in each)
+        (a, b) = two[1], made[1]
+        return is_same and (a is None or b is None or is_close(a, b, ALLOWED))
 
-            def of(leaf: Any) -> Any:
-                for axis in places.get(id(leaf), ()):
-                    leaf = leaf.narrow(axis, 0, 1).repeat_interleave(n, axis)
+    def _of_first(self, call: Call, n: int, has_gradients: bool) -> _First:
+        """What a call gives for the first row, so many times; where asked for, the gradients of that.
+
+        These are of what it is given, and of its weights.
+        """
+        given: list[Tensor] = []
+
+        def grown(of: Call) -> Any:
+            if id(of) in self._of_sizes:
+                return self._of_many(of, n / self._n)
+            value = self._few[id(of)]
+            places = {id(t): axes(of, i, self._dim, self._shapes) for i, t in enumerate(tensors(value))}
+
+            def repeated(leaf: Any) -> Any:
+                if id(leaf) not in places:
+                    return leaf
+                own = places[id(leaf)]
+                for axis in own:
+                    leaf = leaf.narrow(axis, 0, 1)
+                if has_gradients and leaf.is_floating_point():
+                    leaf = leaf.detach().requires_grad_()
+                    given.append(leaf)
+                for axis in own:
+                    leaf = leaf.repeat_interleave(n, axis)
                 return leaf
 
-            return mapped(of, value)
+            return mapped(repeated, value)
 
-        args, kwargs = map_calls(call.args, grown), map_calls(call.kwargs, grown)
-        return run_call(self._code.model, self._form.constants, call, args, kwargs, {}, self._at)
+        with torch.set_grad_enabled(has_gradients), NoDropout() if call.is_random else nullcontext():
+            args, kwargs = map_calls(call.args, grown), map_calls(call.kwargs, grown)
+            made = run_call(self._code.model, self._form.constants, call, args, kwargs, {}, self._at)
+        if not has_gradients:
+            return made, None
+        is_module = call.op == "call_module"
+        module = self._code.model.get_submodule(call.target) if is_module else None
+        weights = [*given, *(p for p in module.parameters() if p.requires_grad)] if module else given
+        along = [(t, axes(call, i, self._dim, self._shapes)) for i, t in enumerate(tensors(made))]
+        return made, gradient_of([each for each in along if each[1]], weights, (0,))
 
     def _compare_number(self, call: Call, value: Any) -> None:
         """Note from where on a number is another that is the same for few and for fewer rows."""
@@ -345,7 +425,11 @@ class RowsMet:
         self._tell(call, same, other)
 
     def _tell(self, call: Call, same: int, other: int) -> None:
-        if other == same:
+        if other == same == 1:
+            self._met.alone.append(
+                (call.name, f"{call_and_place(call)}, whose gradients are others of one row")
+            )
+        elif other == same:
             self._met.exact.setdefault(
                 other, f"{call_and_place(call)}, whose rows are others where they are {other}"
             )
@@ -353,6 +437,11 @@ class RowsMet:
             self._met.near.add(other)
         else:
             self._met.far.setdefault(max(same, self._n), call_and_place(call))
+
+
+def has_own_gradients(code: OwnCode, call: Call) -> bool:
+    """Whether what a call gives does not tell its gradients."""
+    return may_hold_back(code, call) or may_be_own(code, call)
 
 
 def _is_of_sizes(call: Call) -> bool:

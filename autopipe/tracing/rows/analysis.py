@@ -71,8 +71,9 @@ def with_rows_of_the_example(
     if not (known or found.points):
         told_of = session.code, forms[True], given, loose, session.device, session.start
         calls = CallsInTurn(*told_of, lambda: session.runs.snapshot.is_unchanged)
-        written = () if found.training else by_call(calls)
-        found = dataclasses.replace(found, by_call=written, carried=carried_by(calls))
+        written = by_call(calls) if calls.carrying or not found.training else ()
+        said, left = ((), written) if found.training else (written, ())
+        found = dataclasses.replace(found, by_call=said, left=left, carried=carried_by(calls))
         others = by_gradients(calls)
     moved = sorted(frozenset[str]().union(*(form.moved for form in forms.values())))
     if moved and not found.carried:

@@ -26,7 +26,7 @@ from ..state.example_data import hooks_kept_back
 from .noise import NoDropout
 from .results import ALLOWED, EQUAL, Rows, axes, is_close
 
-__all__ = ["OwnBackwards", "mixed_in_backward"]
+__all__ = ["OwnBackwards", "may_be_own", "mixed_in_backward"]
 
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _Made = tuple[Call, int, int]
@@ -110,14 +110,20 @@ def _may_mix(code: OwnCode, form: Recording) -> bool:
     """Whether some call may have a backward of its own, or one that goes by the whole batch."""
     if any(getattr(module, _BY_FREQUENCY, False) for module in code.model.modules()):
         return True
-    may_be_own = any(not f.__module__.startswith("torch.") for f in _functions(torch.autograd.Function))
+    has_functions = any(not f.__module__.startswith("torch.") for f in _functions(torch.autograd.Function))
     return any(
         call.kwargs.get(_BY_FREQUENCY)
         or call.hint in HOOKS
         or _is_hooked(code, call)
-        or (may_be_own and code.is_own(call))
+        or (has_functions and code.is_own(call))
         for call in form.calls
     )
+
+
+def may_be_own(code: OwnCode, call: Call) -> bool:
+    """Whether a call may have a backward that is not torch's own: a function's, or a hook."""
+    has_backward = any(f.__name__ == "backward" for f, _ in code.functions(call))
+    return has_backward or _is_hooked(code, call)
 
 
 def _is_hooked(code: OwnCode, call: Call) -> bool:

@@ -19,13 +19,15 @@ from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
+from ..code.own_code import HOOKS
 from ..runs.session import Session
 from ..sizes.trials import first_line
 from ..sizes.variation import Variation
 from .alike_layers import AlikeLayers
+from .held_back import gradient_of
 from .mixing import rows_of
 from .noise import NoDropout, is_drawn
-from .results import ROUNDED, Rows, axes, is_close, is_number
+from .results import ALLOWED, ROUNDED, Rows, axes, is_close, is_number
 from .row_questions import if_told
 from .varied_data import layer_kind
 
@@ -70,6 +72,11 @@ def fault_in_one_row(
         session.model, form, {**given, **batch}, *told, alone=True, around=lambda rows: still()
     )
     fault, made = _fault(form, run_still, shapes, tail)
+    if not fault and any(c.hint in HOOKS and c.name not in tail for c in form.calls):
+        weights = [p for p in session.model.parameters() if p.requires_grad]
+        fault = if_told(_of_gradients, form, run_still, weights, dim, shapes, tail)
+    alone = (words for name, words in session.code.alone.get((output, training), ()) if name not in tail)
+    fault = fault or next(alone, "")
     if fault or not made or (twice and not tail and _are_same(form, made, twice, dim, shapes)):
         return fault
     other = if_told(_first_other, form, run_still, dim, shapes, tail)
@@ -102,6 +109,23 @@ def _first_other(form: Recording, run: Rows, dim: Dim, shapes: _Shapes, tail: Co
             is_asked = call in leaves or bool(axes(call, i, dim, shapes))
             if is_asked and _is_other(call, i, alone, twice, dim, shapes):
                 return f"{call_and_place(call)} gives a single row something else than one beside others"
+    return ""
+
+
+def _of_gradients(
+    form: Recording, run: Rows, weights: list[Tensor], dim: Dim, shapes: _Shapes, tail: Collection[str]
+) -> str:
+    """In words, the first leaf ahead of the ``tail`` whose gradients are others of one row than of it twice.
+
+    Of a number they may be twice as much.
+    """
+    with torch.enable_grad():
+        made = zip(form.calls[-1].args[0], run("a"), run("aa"), strict=True)
+    for call, *both in ((c, *values) for c, *values in made if isinstance(c, Call) and c.name not in tail):
+        rows = axes(call, 0, dim, shapes)
+        one, two = (gradient_of([(t, rows)], weights, (0,)) for t in both)
+        if not any(is_close(k * one, two, ALLOWED) for k in ((1,) if rows else (1, 2))):
+            return f"the gradients of {call_and_place(call)} are others of a single row"
     return ""
 
 

@@ -22,6 +22,7 @@ from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from ..calls.likeness import is_equal
+from ..code.leaf_state import held_by_class
 from ..code.leaves import is_atomic
 from ..code.own_code import OwnCode
 from ..inputs.held_numbers import names_inside, numbers_of
@@ -40,6 +41,8 @@ _logger = logging.getLogger("autopipe")
 _AWAY = 1.25
 _WRITES_NOTHING = frozenset({"requires_grad_"})
 """Methods whose names end as those do that write in place."""
+_WRITING = frozenset({"data", "numpy", "step"})
+"""Names of what writes to weights behind torch's back, or may: an optimizer's step among it."""
 _OF_GRADIENTS = frozenset({"grad", "zero_grad"})
 _T = TypeVar("_T")
 _Look = Callable[["CallsInTurn"], _T]
@@ -328,11 +331,12 @@ def _weights_of(model: nn.Module, calls: Sequence[Call]) -> Iterator[str]:
 
 
 def _may_write(code: OwnCode, call: Call) -> bool:
-    """Whether code of a layer that stays whole, or its hooks', names what writes: ``data``, or in place."""
+    """Whether code of a layer that stays whole, or its hooks', names what writes, as in place or ``out=``."""
     if call.op != "call_module":
         return False
     names = code.names(call) - _WRITES_NOTHING
-    return any(n == "data" or (n.endswith("_") and not n.startswith("_")) for n in names)
+    is_named = any(n in _WRITING or (n.endswith("_") and not n.startswith("_")) for n in names)
+    return is_named or "out" in code.texts(call)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -368,7 +372,9 @@ def _held(model: nn.Module, weights: Sequence[str]) -> Iterator[tuple[str, Any]]
     own = dict(model.named_parameters())
     yield from ((name, own[name].detach().clone()) for name in weights if name in own)
     for path, module in model.named_modules():
-        for name, value in vars(module).items():
+        cls: Any = type(module)
+        on_class = {name: getattr(cls, name) for name in held_by_class(cls)}
+        for name, value in {**on_class, **vars(module)}.items():
             shown = f"{path}.{name}".lstrip(".")
             if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
                 yield shown, torch.from_numpy(value.copy())

@@ -31,7 +31,7 @@ from .lifted import truths_apart
 from .many_rows import untold_alone
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ
 from .tables import noughts, uneven
-from .thresholds import MOST, beside_places, rows_to_try, thresholds
+from .thresholds import MOST, beside_counts, beside_places, rows_to_try, thresholds
 from .unlike_rows import fault_among_unlike, gathered, that_stay, width
 from .varied_data import of_other_sign, of_other_weights, signed, told_otherwise, unlike, with_missing
 
@@ -139,8 +139,10 @@ def _questions(
         if in_gradients is not None:
             held_back = functools.partial(in_gradients.fault, [n // 2 + 1])
             yield functools.partial(_looked_at, watch.ran, held_back), True
-    for words in met.exact if met is not None else ():
-        yield functools.partial(str, words), True
+    if met is not None:
+        asked.code.alone[form.calls[-1], model.training] = met.alone
+        for words in met.exact:
+            yield functools.partial(str, words), True
     evenly, apart_inside = _numbers_elsewhere(asked) if is_sure and watch.may_bend else ([], [])
     for around in apart_inside:
         yield functools.partial(_of_numbers, results, given, around=around), False
@@ -200,7 +202,8 @@ def _numbers_of_rows(
     met, most = _met(asked, watch, in_turn), max(MOST, _most_rows(asked, form.calls, _MOST_BYTES))
     far.update({n: words for n, words in met.far.items() if asked.takes(n + 2)})
     cuts = rows_to_try(watch.noted.beyond if watch.noted else (), least, most)
-    in_open = {n for n in beside_places(form, least, most) | cuts | met.near if asked.takes(n + 2)}
+    counted = beside_counts(form, lambda call: bool(_places(asked, [call])), least)
+    in_open = {n for n in beside_places(form, least, most) | counted | cuts | met.near if asked.takes(n + 2)}
     for n in sorted(n for n in in_open if MOST < n < min(far, default=n + 1)):
         if words := if_told(_among_more, asked.seen, n // 2 + 1, dim, shapes):
             far[n] = words

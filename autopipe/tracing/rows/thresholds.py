@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import functools
 import itertools
+import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,11 +18,17 @@ import torch
 from torch import Tensor
 
 from ..calls.call import Call, Depends, Recording
+from ..calls.functions import plain_name
+from ..calls.kinds import is_own_number, own_numbers
 from ..code.own_code import OwnCode
+from ..code.told_numbers import told_numbers
 from ..inputs.contents import is_filled
 from .code_run import CodeRun
 
-__all__ = ["CUTS", "MOST", "beside_places", "exact_numbers", "places_beyond", "rows_to_try", "thresholds"]
+__all__ = [
+    "CUTS", "MOST", "beside_counts", "beside_places", "exact_numbers", "places_beyond", "rows_to_try",
+    "thresholds",
+]  # fmt: skip
 
 MOST = 256
 """A form is run on no more rows than this."""
@@ -29,7 +36,23 @@ CUTS = frozenset({
     "__getitem__", "__setitem__", "chunk", "split", "tensor_split", "unsafe_chunk", "unsafe_split"
 })  # fmt: skip
 """Functions that cut a tensor."""
-_GATHERED = (dict, frozenset, list, set, tuple)
+_BACKWARDS = frozenset({"backward", "vjp"})
+"""Names of methods that a Function's backward runs, and no forward."""
+_TRUTHS = frozenset({"TO_BOOL", "UNARY_NOT"})
+_WHOLE = frozenset({"%", "//", "<<", ">>", "&", "^", "|"})
+_ASKING = frozenset({
+    "__eq__", "__ne__", "bisect", "bisect_left", "bisect_right", "bool", "count", "divmod", "endswith", "eq",
+    "equal", "fmod", "format", "gcd", "hash", "index", "isclose", "lcm", "mod", "ne", "not_", "not_equal",
+    "range", "remainder", "repr", "round", "startswith", "str",
+})  # fmt: skip
+"""Names of functions of numbers, or of texts of such, that give something else for some."""
+_NAMING = frozenset({"LOAD_ATTR", "LOAD_GLOBAL", "LOAD_METHOD"})
+_TABLES = (dict, list, Tensor)
+_LOOKING = frozenset({"__getitem__", "get", "getitem", "itemgetter", "pop", "setdefault"})
+_STAYING = frozenset(
+    {"cumsum", "double", "expand", "float", "getitem", "mul", "sum", "to", "type_as", "view"}
+)
+"""Functions that give whole numbers of such."""
 
 
 def thresholds(code: OwnCode, form: Recording, least: int, ran: CodeRun) -> dict[Call, set[int]]:
@@ -39,19 +62,24 @@ def thresholds(code: OwnCode, form: Recording, least: int, ran: CodeRun) -> dict
     """
     found = {}
     for call in (c for c in form.calls if code.is_own(c)):
-        functions = (held for held in _asking(code, call) if ran.may_run(held[0]))
+        functions = (held for held in _comparing(code, call) if ran.may_run(held[0]))
         numbers = (n for function, owner in functions for n in _compared(function, owner))
         found[call] = {n for n in numbers if least < n <= MOST}
     return {call: numbers for call, numbers in found.items() if numbers}
 
 
 def exact_numbers(code: OwnCode, call: Call, ran: CodeRun) -> set[int]:
-    """Whole numbers above one that the model's own code in a call asks whether something is, or divides by.
+    """Whole numbers above one that the model's own code in a call may ask a size to be, in whatever words.
 
-    Of functions that ``ran``; keys of the dicts that these name are among them.
+    Of functions that ``ran``, and backwards; numbers that what these name tells are among them, as keys.
     """
-    functions = (held for held in _asking(code, call) if ran.may_run(held[0]))
-    return {n for function, owner in functions for n in _compared(function, owner, is_exact=True) if n > 1}
+    is_module = call.op == "call_module"
+    if (key := (is_module, call.target)) not in code.exact:
+        own = own_numbers(str(call.target)) if is_module else frozenset()
+        told = ((f, _asked_for(f, owner, own)) for f, owner in code.functions(call))
+        code.exact[key] = [(f, {n for n in numbers if n > 1}) for f, numbers in told]
+    each = (numbers for f, numbers in code.exact[key] if f.__name__ in _BACKWARDS or ran.may_run(f))
+    return set[int]().union(*each)
 
 
 def beside_places(form: Recording, least: int, most: int = MOST) -> set[int]:
@@ -62,6 +90,38 @@ def beside_places(form: Recording, least: int, most: int = MOST) -> set[int]:
     of_sizes = (c for c in form.calls if c.depends & Depends.SHAPE and not c.depends & Depends.INPUT)
     makers = [c for c in of_sizes if isinstance(c.value, Tensor)]
     return {n for c in makers for n in (*c.args, *c.kwargs.values()) if type(n) is int and least < n <= most}
+
+
+def beside_counts(
+    form: Recording, has_rows: Callable[[Call], bool], least: int, most: int = MOST
+) -> set[int]:
+    """Twice the whole parts of numbers that calls are given beside counts of rows, if up to the ``most``.
+
+    A count is a whole number without rows, made of what has these; half of the rows may be counted in it.
+    """
+    whole, counts = set[Call](), set[Call]()
+    found = set[float]()
+    for call in (
+        c for c in form.calls if c.depends & Depends.INPUT and c.op not in ("placeholder", "output")
+    ):
+        of = [c for c in call.inputs if c.depends & Depends.INPUT]
+        is_whole = _is_whole(call.value) or (
+            plain_name(call) in _STAYING and bool(of) and whole.issuperset(of)
+        )
+        whole |= {call} if is_whole else set()
+        is_beside = not counts.isdisjoint(of)
+        if is_beside:
+            given = (*call.args, *call.kwargs.values())
+            found |= {n for n in given if isinstance(n, (int, float)) and not isinstance(n, bool)}
+        if not call.is_size and not has_rows(call) and (is_beside or (is_whole and any(map(has_rows, of)))):
+            counts.add(call)
+    return {n for n in (2 * int(n) for n in found if math.isfinite(n)) if least < n <= most}
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return not (value.is_floating_point() or value.is_complex())
+    return isinstance(value, int)
 
 
 def places_beyond(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
@@ -103,36 +163,68 @@ def rows_to_try(found: Iterable[tuple[int, int]], n_rows: int, most: int = MOST)
     return {n for n in rows if n_rows < n <= most}
 
 
-def _asking(code: OwnCode, call: Call) -> list[tuple[types.FunctionType, Any]]:
-    """The functions of a call that compare or look up anything, of the many that it has."""
-    key, kinds = (call.op == "call_module", call.target), (_is_order, _is_equality, _is_lookup)
+def _comparing(code: OwnCode, call: Call) -> list[tuple[types.FunctionType, Any]]:
+    """The functions of a call that compare by order, of the many that it has."""
+    key = call.op == "call_module", call.target
     if key not in code.comparing:
         held = code.functions(call)
-        code.comparing[key] = [h for h in held if any(_comparing(h[0].__code__, kind)[0] for kind in kinds)]
+        code.comparing[key] = [h for h in held if _lines(h[0].__code__, _is_order)[0]]
     return code.comparing[key]
 
 
-def _compared(function: types.FunctionType, owner: Any, *, is_exact: bool = False) -> Iterator[int]:
-    """The whole numbers in lines of a function that compare: written there, or held by what these name.
+def _compared(function: types.FunctionType, owner: Any) -> Iterator[int]:
+    """The whole numbers in lines of a function that compare by order, or held by what these name."""
+    comparing, constants = _lines(function.__code__, _is_order)
+    variables = _variables(function, constants) if comparing else {}
+    values = _values(comparing, function, owner, variables)
+    yield from (v for v in values if isinstance(v, int) and not isinstance(v, bool))
 
-    They compare by order, or else are ``is_exact``.
+
+def _asked_for(function: types.FunctionType, owner: Any, own: frozenset[int]) -> Iterator[int]:
+    """The whole numbers that are told in lines of a function, or of one within it, which may ask for them.
+
+    Lines that look something up tell what tables do alone. A layer's ``own`` number is none.
     """
-    comparing, constants = _comparing(function.__code__, _is_equality if is_exact else _is_order)
-    looking, more = _comparing(function.__code__, _is_lookup) if is_exact else ([], [])
-    variables = _variables(function, (*constants, *more)) if comparing or looking else {}
-    for step, is_asked in (*((s, True) for s in comparing), *((s, False) for s in looking)):
+    asking: list[dis.Instruction] = []
+    looking: list[dis.Instruction] = []
+    constants: list[tuple[str, Any]] = []
+    for code in _codes_within(function.__code__):
+        for steps, is_asking in ((asking, _is_exact), (looking, _is_lookup)):
+            found, are_set = _lines(code, is_asking)
+            steps += found
+            constants += are_set
+    variables = _variables(function, constants) if asking or looking else {}
+    tables = (v for v in _values(looking, function, owner, variables, own) if isinstance(v, _TABLES))
+    for value in (*_values(asking, function, owner, variables, own), *tables):
+        yield from told_numbers(value)
+
+
+def _values(
+    steps: Iterable[dis.Instruction],
+    function: types.FunctionType,
+    owner: Any,
+    variables: Mapping[str, list[Any]],
+    own: frozenset[int] = frozenset(),
+) -> Iterator[Any]:
+    """What the steps load of a function, as far as that is known, but for a layer's ``own`` numbers."""
+    for step in steps:
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            values = [_held(owner, str(step.argval))]
+            held = _held(owner, name := str(step.argval))
+            yield None if is_own_number(name, held, own) else held
         elif step.opname == "LOAD_GLOBAL":
-            values = [function.__globals__.get(str(step.argval))]
+            yield function.__globals__.get(str(step.argval))
         elif step.opname == "LOAD_CONST":
-            values = [step.argval]
-        else:
-            values = variables.get(step.argval, []) if step.opname.startswith("LOAD_") else []
-        if is_exact:
-            gathered = [v for value in values if isinstance(value, _GATHERED) for v in value]
-            values = [*gathered, *(values if is_asked else ())]
-        yield from (v for v in values if isinstance(v, int) and not isinstance(v, bool))
+            yield step.argval
+        elif step.opname.startswith("LOAD_"):
+            yield from variables.get(step.argval, [])
+
+
+def _codes_within(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Code, and that of functions written in it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _codes_within(inner)
 
 
 def _held(owner: Any, name: str) -> Any:
@@ -144,18 +236,18 @@ def _held(owner: Any, name: str) -> Any:
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _comparing(
-    code: types.CodeType, is_asking: Callable[[dis.Instruction], bool]
+def _lines(
+    code: types.CodeType, is_asking: Callable[[Sequence[dis.Instruction]], bool]
 ) -> tuple[list[dis.Instruction], list[tuple[str, Any]]]:
-    """The steps of lines that compare, and the constants that variables are set to, behind their names."""
+    """The steps of lines that ask, and the constants that variables are set to, behind their names."""
     steps = [*dis.get_instructions(code)]
     lines: dict[int, list[dis.Instruction]] = {}
     for step in steps:
         lines.setdefault((step.positions and step.positions.lineno) or 0, []).append(step)
-    comparing = [step for line in lines.values() if any(map(is_asking, line)) for step in line]
-    pairs = itertools.pairwise(steps) if comparing else ()
+    asking = [step for line in lines.values() if is_asking(line) for step in line]
+    pairs = itertools.pairwise(steps) if asking else ()
     is_set = (p for p in pairs if p[0].opname == "LOAD_CONST" and p[1].opname.startswith("STORE_"))
-    return comparing, [(str(step.argval), constant.argval) for constant, step in is_set]
+    return asking, [(str(step.argval), constant.argval) for constant, step in is_set]
 
 
 def _variables(function: types.FunctionType, constants: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
@@ -171,19 +263,39 @@ def _variables(function: types.FunctionType, constants: Iterable[tuple[str, Any]
     return held
 
 
-def _is_order(step: dis.Instruction) -> bool:
+def _is_order(line: Sequence[dis.Instruction]) -> bool:
+    """Whether a line compares by order."""
+    return any(
+        str(step.argval).startswith(("<", ">"))
+        if step.opname == "COMPARE_OP"
+        else step.opname == "LOAD_GLOBAL" and step.argval in ("min", "max")
+        for step in line
+    )
+
+
+def _is_exact(line: Sequence[dis.Instruction]) -> bool:
+    """Whether a line may ask for a number itself: what it equals, holds, is written as, or leaves."""
+    is_table = any(step.opname in ("BUILD_CONST_KEY_MAP", "BUILD_MAP") for step in line)  # written there
+    if is_table and _is_lookup(line):
+        return True
+    sums = (s for s in line if s.opname == "BINARY_OP" and s.argrepr in ("+", "-"))
+    behind = {id(step): then.opname for step, then in itertools.pairwise(line)}
+    is_asked = any("_IF_" in (name := behind.get(id(s), "")) or name in _TRUTHS for s in sums)
+    return is_asked or any(map(_may_be_exact, line))
+
+
+def _may_be_exact(step: dis.Instruction) -> bool:
     if step.opname == "COMPARE_OP":
-        return str(step.argval).startswith(("<", ">"))
-    return step.opname == "LOAD_GLOBAL" and step.argval in ("min", "max")
+        return str(step.argval).startswith(("==", "!="))
+    if step.opname == "BINARY_OP":
+        return step.argrepr.removesuffix("=") in _WHOLE
+    if step.opname in _NAMING:
+        return step.argval in _ASKING
+    return step.opname in ("CONTAINS_OP", "FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC")
 
 
-def _is_equality(step: dis.Instruction) -> bool:
-    """Whether a step asks for a number itself: what it equals, what holds it, what division leaves."""
-    if step.opname == "COMPARE_OP":
-        return any(sign in str(step.argval) for sign in ("==", "!="))
-    return step.opname == "CONTAINS_OP" or (step.opname == "BINARY_OP" and "%" in step.argrepr)
-
-
-def _is_lookup(step: dis.Instruction) -> bool:
-    """Whether a step looks something up, in what may be a table by numbers."""
-    return step.opname == "BINARY_SUBSCR" or step.argrepr == "[]" or step.argval == "get"
+def _is_lookup(line: Sequence[dis.Instruction]) -> bool:
+    """Whether a line looks something up, in what may be a table by numbers."""
+    named = (s.argval for s in line if s.opname in _NAMING)
+    is_part = any(s.opname == "BINARY_SUBSCR" or s.argrepr == "[]" for s in line)
+    return is_part or not _LOOKING.isdisjoint(named)

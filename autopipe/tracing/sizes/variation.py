@@ -39,7 +39,8 @@ class Mixing:
     whether an output without rows that hangs on them is a ``"sum"``, an even ``"mean"`` or ``"neither"``,
     where that is not ``"unknown"``, means that are single numbers apart. ``by_call`` are buffers
     and attributes that a training forward leaves otherwise when it is called on the rows in two batches,
-    where nothing else is to be said of them. ``carried`` says what it leaves for the next call, which goes
+    where nothing else is to be said of them; ``left`` are those where there is. ``carried`` says what it
+    leaves for the next call, which goes
     by it. ``one_row`` says what drops the axis of rows where there is one, or fails there: microbatches then
     have two or more. ``beyond``: how many rows nothing mixes, where something mixes more of them, and what.
     ``untold`` says why it could not be told whether rows depend on one another, ``unasked`` of how many it
@@ -59,6 +60,7 @@ class Mixing:
     is_asked: bool = dataclasses.field(default=False, compare=False)
     points: bool = False
     by_call: tuple[str, ...] = ()
+    left: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     carried: str = ""
     elsewhere: bool = False
     one_row: str = ""

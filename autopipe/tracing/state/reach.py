@@ -46,6 +46,8 @@ _OF_PYTHON = frozenset(
 )  # fmt: skip
 """What holds others and is nothing else, of which there are many."""
 _FOREIGN = frozenset({"torch", "numpy", "builtins", "typing", "abc", "logging", "threading", "autopipe"})
+_COUNTING = "torch.optim", "torch.quasirandom"
+"""Where classes of torch's are whose objects go by how often they were called."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -179,7 +181,8 @@ class Reached:
 
     def _inside_object(self, path: str, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         cls = type(value)
-        if cls.__module__.partition(".")[0] in _FOREIGN:
+        is_kept = cls.__module__.startswith(_COUNTING)
+        if cls.__module__.partition(".")[0] in _FOREIGN and not is_kept:
             return
         if (held := attributes(value)) is not None:
             self.holders.append((path, name, held))

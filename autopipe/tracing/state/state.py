@@ -383,7 +383,8 @@ class _Beside:
             asked = {k: known.get(k) for k in before}
             out.update({(path, f"{name}.{k}"): v for k, v in asked.items() if isinstance(v, _SIMPLE)})
         for path, name, cls, before in self.classes:
-            out.update({(path, f"{name}.{k}"): vars(cls).get(k) for k, v in before.items()})
+            plain = (k for k, v in before.items() if not isinstance(v, torch.Tensor))
+            out.update({(path, f"{name}.{k}"): vars(cls).get(k) for k in plain})
         out.update({(p, n): content(c) for p, n, c, v in self.cells if isinstance(v, _SIMPLE)})
         return out
 

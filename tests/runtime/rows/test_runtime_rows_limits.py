@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import math
+import operator
 from collections.abc import Callable
 
 import numpy as np
@@ -60,6 +62,8 @@ FAR: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """The same of more rows than a form is run on."""
 BY_NUMBER = {15: 2}
+HELD = [2.0 if n == 15 else 1.0 for n in range(40)]
+FUNCTIONS: dict[int, Callable[[Tensor], Tensor]] = {15: lambda h: h * 2}
 
 
 class DropsExactly(nn.Module):
@@ -77,6 +81,17 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "remainder": lambda h: h * 2 if len(h) % 5 == 0 else h,
     "table": lambda h: h * BY_NUMBER.get(len(h), 1),
     "elements": lambda h: h * 2 if h.numel() == 60 else h,
+    "difference": lambda h: h if len(h) - 15 else h * 2,
+    "function": lambda h: h * 2 if operator.eq(len(h), 15) else h,
+    "close": lambda h: h * 2 if math.isclose(len(h), 15.0) else h,
+    "popped": lambda h: h * {15: 2}.pop(len(h), 1),
+    "list": lambda h: h * HELD[len(h)],
+    "tensor": lambda h: h * torch.tensor(HELD)[len(h)],
+    "between": lambda h: h * (1 + bisect.bisect([15, 16], len(h)) % 2),
+    "range": lambda h: h * 2 if len(h) in range(15, 17) else h,
+    "text": lambda h: h * 2 if f"n{len(h)}" == "n15" else h,
+    "within": lambda h: h * (lambda n: 2 if n == 15 else 1)(len(h)),
+    "functions": lambda h: FUNCTIONS.get(len(h), torch.clone)(h),
     "behind dropout": DropsExactly(),
 }
 """Something else of exactly so many rows."""
