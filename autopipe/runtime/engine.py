@@ -118,6 +118,7 @@ class Engine:
             weakref.WeakKeyDictionary()
         )
         self._guards: list[Any] = []
+        self._sent: dict[Clock, dict[Message, int]] = {}
         self._gathered: tuple[tuple[int, ...], int | None] = (), None
         self.records: collections.deque[tuple[float, float, Clock]] = collections.deque(
             maxlen=REMEMBERED_STEPS
@@ -272,6 +273,7 @@ class Engine:
 
     def renew(self, stages: tuple[Stage, ...]) -> None:
         """Go on with the same stages built anew, as they have further forms now."""
+        self._sent = {clock: self.message_bytes(clock) for _, _, clock in [*self.records][-1:]}
         self._take_up(stages)
         self._wire()
 
@@ -478,6 +480,8 @@ class Engine:
 
     def message_bytes(self, clock: Clock) -> dict[Message, int]:
         """How large the messages were that this rank sent in a training step."""
+        if clock in self._sent:  # before its stages were built anew
+            return self._sent[clock]
         return self.executor.message_bytes(clock)
 
     def _schedule(

@@ -930,6 +930,20 @@ def released_twice():
         torch.testing.assert_close(value, pair.plain.state_dict()[name])
 
 
+def reported():
+    """A report right after stages are built anew tells of the steps before."""
+    pair = Pair()
+    x, y = batch()
+    pair.agrees(x, y)
+    engine = pair.rt.engine
+    sizes = engine.message_bytes(engine.records[-1][2])
+    for _ in range(2):
+        pair.pipe.load_state_dict(pair.plain.state_dict(), assign=True)
+        assert pair.rt.report().n_steps == 1
+        assert engine.message_bytes(engine.records[-1][2]) == sizes
+    assert bool(sizes) is not is_whole()
+
+
 def groups():
     """The user's own use of the process group between steps, and the end of it, change nothing."""
     pair = Pair()
@@ -953,7 +967,7 @@ CHECKED = (
     modes, batches, targets, losses, interrupted, calls, unlike, fed, fed_anew, optimizers, optimizers_of_all,
     hooks, hooks_on_ties, ties_of_two_runtimes, frozen_ties, weights_of_the_loss, thawed_weights_of_the_loss,
     norms_without_weights, hooks_under_wraps, hooks_that_move, skipped_steps, zeroed, surroundings, rates,
-    loads, several, released_twice, groups,
+    loads, several, released_twice, reported, groups,
 )  # fmt: skip
 CHECKS = {f.__name__: f for f in CHECKED}
 
