@@ -33,6 +33,7 @@ PATHS = (ROOT, ROOT / "tests", ROOT / "tests" / "runtime", ROOT / "tests" / "acc
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["warmed"])
+_MOST_START_S = 200.0
 
 
 def children() -> set[str]:
@@ -69,6 +70,8 @@ def _job(n_ranks: int, is_hosted_by_rank_0: bool) -> tuple[dict[str, str], dist.
 def _wait_for(server: int) -> None:
     """Wait once until a fork server forks, in no test's time: a busy machine may take a minute."""
     limit = signal.setitimer(signal.ITIMER_REAL, 0)  # that of pytest-timeout
+    if any(limit):  # a capture that never ends ends the test too
+        signal.setitimer(signal.ITIMER_REAL, _MOST_START_S)
     try:
         first = _FORKS.Process(target=os.getpid)
         first.start()

@@ -41,7 +41,6 @@ __all__ = [
 Read = Callable[[], tuple[Any, ...]]
 _SIMPLE = (int, float, str, bytes, bool, type(None), tuple)
 _HELD = ("_parameters", "_buffers", "_modules")
-"""Attributes that every module has."""
 
 
 class Kind(enum.Enum):
