@@ -198,6 +198,20 @@ def test_what_has_changed_since_a_look_is_seen_by_the_next():
     assert not glance.seen().is_same(start)
 
 
+def test_a_tensor_that_has_moved_is_seen_where_another_is_looked_at_from_then_on():
+    moved, more = torch.arange(8.0), torch.ones(3)
+    glance = quick_check.Glance([], [], [], [(moved, moved.clone())])
+    kept_alive = moved.data
+    moved.data = moved.data + 1
+    glance.include(more, more.clone())
+    assert [tensor is moved for tensor, _ in glance.written()] == [True]
+    assert not glance.is_kept()
+    moved.data = kept_alive
+    assert glance.is_kept()
+    more.add_(1)
+    assert [tensor is more for tensor, _ in glance.written()] == [True]
+
+
 def test_whoever_looks_at_a_run_is_told_nothing_of_what_starts_it():
     asked = []
 

@@ -79,7 +79,7 @@ class Glance:
 
     def include(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
         """Compare one more tensor with a copy of what it held at first."""
-        self.tensors = _Copies([*self.tensors.all, _Copied(tensor, copy)])
+        self.tensors.add(_Copied(tensor, copy))
 
     def seen(self) -> Seen:
         """What is held now in all that is compared by identity."""
@@ -158,10 +158,12 @@ class Glance:
         if last is not None and last[0] != self._counted():
             last = None  # something has changed since
         steps = self._steps_to(then, now)
-        for holder, key, value in steps or ():
+        if steps is None:
+            return False
+        for holder, key, value in steps:
             dict.__setitem__(holder, key, value)
         self._last = last and (self._counted(), last[1], then.in_dicts)
-        return steps is not None
+        return True
 
     def _steps_to(self, then: Seen, now: Seen) -> list[tuple[dict[Any, Any], Any, Any]] | None:
         """What to put under which keys of which dicts; None where other keys were seen.
@@ -240,20 +242,34 @@ class _Copied:
 class _Copies:
     """Tensors with copies of what they held at first; those in bytes are looked at in one go, as most are."""
 
-    def __init__(self, held: Sequence[_Copied]) -> None:
-        self.all = held
-        in_bytes = [h for h in held if h.place]
-        self._others = [h for h in held if not h.place]
-        self._tensors = [h.tensor for h in in_bytes]
-        self._held, self._memory = [h.held for h in in_bytes], [h.memory for h in in_bytes]
-        self._laid = self._lay()
+    def __init__(self, held: Iterable[_Copied]) -> None:
+        self.all: list[_Copied] = []
+        self._others: list[_Copied] = []
+        self._tensors: list[torch.Tensor] = []
+        self._held: list[bytearray] = []
+        self._memory: list[Any] = []
+        self._laid: list[Any] = []
+        for each in held:
+            self.add(each)
+
+    def add(self, held: _Copied) -> None:
+        """Look at one more; how the others lay at first stays known."""
+        self.all.append(held)
+        if not held.place:
+            self._others.append(held)
+            return
+        self._tensors.append(held.tensor)
+        self._held.append(held.held)
+        self._memory.append(held.memory)
+        self._laid += _lay([held.tensor])
 
     def written(self) -> list[_Copied]:
         """Those that hold something else than at first."""
-        is_kept = self._lay() == self._laid and all(map(operator.eq, self._held, self._memory))
+        is_kept = _lay(self._tensors) == self._laid and all(map(operator.eq, self._held, self._memory))
         return [held for held in (self._others if is_kept else self.all) if not held.is_kept()]
 
-    def _lay(self) -> list[Any]:
-        """Where and how the tensors in bytes lie."""
-        asked = torch.Tensor.data_ptr, torch.Tensor.size, torch.Tensor.stride, operator.attrgetter("dtype")
-        return [[*map(ask, self._tensors)] for ask in asked]
+
+def _lay(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Where and how tensors lie."""
+    asked = torch.Tensor.data_ptr, torch.Tensor.size, torch.Tensor.stride, operator.attrgetter("dtype")
+    return [*zip(*(map(ask, tensors) for ask in asked), strict=True)]
