@@ -388,12 +388,16 @@ class Runner:
             self._traits |= Traits.WRITTEN
         if engine.loss.is_on_batch:
             self._traits |= Traits.ON_BATCH
+        if engine.loss.has_to_ask:
+            self._traits |= Traits.ASKS
         if engine.step_agreement is not None:
             self._waited_s, looks, self._traits = engine.step_agreement.begin(
                 step, self.factor, engine.n_loads, self._traits
             )
         if self._traits & Traits.ON_BATCH:
             engine.loss.follow()
+        if self._traits & Traits.ASKS:
+            engine.loss.ask()
         if self._traits & Traits.STEPPED:
             self._unstepped.tell(engine.rank, engine.progress.n_steps)
         if self._traits & Traits.KEPT and self._traits & Traits.FREED:

@@ -61,13 +61,14 @@ class Runtime(BetweenSteps):
     loss_weight: ``loss_weight(args, kwargs, target)`` gives a microbatch's weight instead.
     loss_on: what ``loss_fn`` is called with. ``"batch"``: the output and target of the whole batch, once,
         when every microbatch's forward has run, as a loss needs that compares rows (contrastive, halves of a
-        batch as pairs, means over masks) or keeps something from call to call. Gradients are those of the
-        batch; the activations of all microbatches are kept until then, and the schedule is one that waits
-        (GPipe or looped BFS). Replicas have a batch each, as in data parallelism. ``"microbatches"``: those
-        of each. By default it is asked, at steps 0, 1, 2, 4, 8 and so on and where a batch is cut otherwise
-        than before, whether it gives the same either way, on the batch and on targets in other places. Such
-        a step waits too, so that it is right, and what ``loss_fn`` keeps is put back; where the answer is
-        no, this and all further steps are of the whole batch, which a warning says once. Two microbatches
+        batch as pairs, means over masks), draws, or keeps or counts something from call to call. Gradients
+        are those of the batch; the activations of all microbatches are kept until then, and the schedule is
+        one that waits (GPipe or looped BFS). Replicas have a batch each, as in data parallelism.
+        ``"microbatches"``: those of each. By default it is asked, at steps 0, 1, 2, 4, 8 and so on, where a
+        batch is cut otherwise than before, and where labels on the host that it may leave out are first
+        spread unevenly, whether it gives the same either way, on the batch and on targets in other places.
+        Such a step waits too, so that it is right, and what ``loss_fn`` keeps is put back; where the answer
+        is no, this and all further steps are of the whole batch, which a warning says once. Two microbatches
         alone are asked about of torch's own losses, and where the plan's memory has no room for all: there a
         loss that needs the batch is refused. ``loss_weight`` says that it is called with each.
     release: free the weights of stages that other ranks own; :meth:`gather_weights` brings them back.

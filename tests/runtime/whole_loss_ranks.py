@@ -5,9 +5,10 @@ import functools
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from rank_checks import run
 from torch.nn.parallel import DistributedDataParallel
-from whole_losses import LOSSES, WIDTH, info_nce, masked_mean, model, numbers, own, trained_on
+from whole_losses import LOSSES, WIDTH, info_nce, labels, masked_mean, model, numbers, own, trained_on
 
 import autopipe
 
@@ -88,6 +89,29 @@ def found():
     for _ in range(2):  # what is found ahead of the first step
         assert abs(runtime.evaluate(numbers(10, 5), target=target).loss.item() - wanted) < EXACT
     assert abs(runtime.step(numbers(10, 5), target=target).loss.item() - wanted) < EXACT
+    pipe.merge()
+
+
+def later():
+    """Labels that do not count come in a step that asks nothing else; one rank alone has them, or both."""
+    for feed in (0, None):
+        pipe, twin = split("1f1b")
+        pipe.model.load_state_dict(twin.state_dict())
+        pipe.model.zero_grad()
+        weights = [*pipe.model.parameters()]  # of both ranks
+
+        def loss_fn(output, target, weights=weights):
+            return F.cross_entropy(output, target) + 0 * len(weights)
+
+        runtime = pipe.runtime(loss_fn, feed=feed)
+        for step in range(5):
+            x, target = numbers(10, 5), labels(10).where((torch.arange(10) > 0) | (step != 3), -100)
+            given = {"target": target} if feed in (None, dist.get_rank()) else {}
+            found = runtime.step(*([x] if given else []), **given).loss.item()
+            wanted = trained_on(twin, F.cross_entropy, [(x, target)])[0]
+            assert abs(found - wanted) < EXACT, (step, found, wanted)
+        compare(runtime, twin)
+        pipe.merge()
 
 
 def replicas(loss_on=None):
@@ -143,4 +167,4 @@ def replicas_differ():
 
 if __name__ == "__main__":
     asked = {"asked_for": asked_for, "found": found, "replicas_asked": functools.partial(replicas, "batch")}
-    run({**asked, "replicas": replicas, "replicas_differ": replicas_differ})
+    run({**asked, "later": later, "replicas": replicas, "replicas_differ": replicas_differ})

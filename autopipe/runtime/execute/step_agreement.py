@@ -74,6 +74,8 @@ class Traits:
     """Gradients of the last step that are still there, as where they are to add up."""
     FREED = 256
     """Gradients of the last step that are gone, as after ``zero_grad``."""
+    ASKS = 512
+    """Labels of a batch by which a ``loss_fn`` is to be asked whether it does."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

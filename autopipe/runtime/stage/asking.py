@@ -7,24 +7,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fractions
 import logging
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ... import accelerator
-from ...tracing.inputs.structure import flatten, unflatten
+from ...torch_private import UnseenByFunctions
+from ...tracing.calls.labels import FUNCTIONS
+from ...tracing.calls.members import buffers_in, modules_in
+from ...tracing.inputs.structure import flatten, mapped, unflatten
 from ...tracing.sizes.other_masks import LEFT_OUT
-from ...tracing.state.state import Snapshot, generators
+from ...tracing.state.reach import reached
+from ...tracing.state.state import LENGTH_OF, Snapshot, generators
 from ..data.microbatch import Cut
 from ..data.outputs import weighted
 
-__all__ = ["Held", "Parts", "Question", "Verdict", "joined_targets", "left_out"]
+__all__ = ["Held", "Parts", "Question", "Verdict", "joined_targets", "left_out", "spread"]
 
 _logger = logging.getLogger(__name__)
 
@@ -37,8 +43,13 @@ _LEAST_GRADIENT = 1e-2
 _MOST_LABELS = 64
 """How many labels are tried for the one that does not count."""
 _OF_A_HINT = 1e-4
-_LESS = 0.9
-"""What other rows are multiplied by, to see whether the gradients of some go by them."""
+_IGNORED = 4
+"""The place of ``ignore_index`` among arguments."""
+
+_RUNNERS = ("autopipe.", "torch.nn.parallel", "torch.distributed")
+"""Where modules are from that run others, and keep what they do so by."""
+MOST_BYTES = 1 << 28
+"""Larger tensors and arrays, beside buffers, are not copied."""
 
 Parts = Sequence[Sequence[Any]]
 """The leaves of the outputs of some microbatches."""
@@ -47,11 +58,27 @@ Grads = list[list[Tensor | None]]
 
 
 class Held:
-    """What a ``loss_fn`` keeps from call to call, and the generators that it may draw from, at one moment."""
+    """What a ``loss_fn`` keeps from call to call, and the generators that it may draw from, at one moment.
 
-    def __init__(self, loss_fn: Any, device: torch.device) -> None:
-        self._of, self._device = loss_fn, device
-        self._snapshot = Snapshot(_Holder(loss_fn))
+    Modules that it reaches are its own, in an attribute or a closure, but for those of the ``model``, which
+    stages run meanwhile.
+    """
+
+    def __init__(self, loss_fn: Any, model: nn.Module, device: torch.device) -> None:
+        self._holder, self._device = _Holder(loss_fn, model), device
+        with UnseenByFunctions():  # it may reach weights that other ranks train, and not read them
+            self._snapshot = Snapshot(self._holder)
+        found, kept = self._snapshot.reached, self._snapshot.tensors
+        apart = {id(t) for t in (*model.parameters(), *model.buffers())}
+        for key in apart & kept.keys():
+            del kept[key]
+        others = [t for _, _, t in found.tensors if id(t) not in apart and t.layout is torch.strided]
+        for t in others:  # queues are larger than what captures look at
+            if t.nbytes <= MOST_BYTES:
+                kept.setdefault(id(t), (t, t.detach().clone()))
+        self._left = [(t, t._version) for t in others if id(t) not in kept]
+        arrays = (a for a in found.seen.values() if isinstance(a, np.ndarray) and a.flags.writeable)
+        self._arrays = [(a, a.copy()) for a in arrays if a.nbytes <= MOST_BYTES]
         own = accelerator.default_generator(device)
         there = {id(g): g for g in (torch.default_generator, own) if g is not None}
         self._draws = [(g, g.get_state()) for g in there.values()]
@@ -61,10 +88,17 @@ class Held:
     def put_back(self) -> None:
         """Let it keep what it did, and draw what it would have."""
         self._snapshot.restore()
+        for array, value in self._arrays:
+            array[...] = value
         for generator, state in self._draws:
             generator.set_state(state)
         random.setstate(self._python)
         np.random.set_state(self._numpy)
+
+    @property
+    def can_put_back(self) -> bool:
+        """Whether it has written to nothing that is too large to be copied, as data sets are."""
+        return all(tensor._version == version for tensor, version in self._left)
 
     @property
     def has_drawn(self) -> bool:
@@ -73,25 +107,52 @@ class Held:
 
     def buffers(self) -> dict[str, Tensor]:
         """Copies of the buffers that it has now."""
-        named = self._of.named_buffers() if isinstance(self._of, nn.Module) else ()
-        return {name: b.detach().clone() for name, b in named}
+        return {name: b.detach().clone() for name, b in buffers_in(self._holder)}
+
+    def counts(self) -> dict[str, int]:
+        """The whole numbers that it has now, but for those in lists, which keep what was."""
+        found = [(name, n) for (_, name), n in self._snapshot.numbers().items() if type(n) is int]
+        return {
+            name: n
+            for name, n in found
+            if not name.startswith(LENGTH_OF) and not name.rpartition(".")[2].isdigit()
+        }
 
 
 class _Holder(nn.Module):
-    """Has a ``loss_fn`` of any kind as an attribute, as a model has what its code reaches."""
+    """Has a ``loss_fn`` of any kind as an attribute, and the modules that it reaches as its own."""
 
-    def __init__(self, loss_fn: Any) -> None:
+    def __init__(self, loss_fn: Any, model: nn.Module) -> None:
         super().__init__()
         self.loss_fn = loss_fn
+        self._found: list[tuple[str, nn.Module]] = []
+        apart = {id(m) for m in model.modules()}
+        while own := [m for m in self._reached() if id(m) not in apart]:
+            name = "" if own[0] is self.loss_fn else f"{type(own[0]).__name__}{len(self._found) or ''}"
+            for path, module in modules_in(own[0], name):
+                if id(module) not in apart and not type(module).__module__.startswith(_RUNNERS):
+                    self._found.append((path, module))
+                apart.add(id(module))
+
+    def _reached(self) -> list[nn.Module]:
+        return [m for m in (self.loss_fn, *reached(self).seen.values()) if isinstance(m, nn.Module)]
+
+    def named_modules(
+        self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[Any]:
+        """Itself and these, without those of the model."""
+        yield prefix, self
+        yield from self._found
 
 
 @dataclasses.dataclass(frozen=True)
 class _Answer:
-    """The losses of several calls, their gradients by output, and the buffers that they left."""
+    """The losses of several calls, their gradients by output, and the buffers and counts that they left."""
 
     losses: Sequence[Tensor]
     grads: Grads
     buffers: Mapping[str, Tensor]
+    counts: Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,17 +205,15 @@ class Question:
         drew, why = self.held.has_drawn, ""
         again = None if each is None or drew else self._again()
         with _let_be("loss_fn could not be asked about other data"):
-            if each is not None and drew:
-                why = self._goes_by_others(cut)
-            elif each is not None and cut is not None:
+            if each is not None and not drew and cut is not None:
                 why = self._is_apart_elsewhere(cut)
         self.held.put_back()
-        loss = make(self.join(self.parts), self.target)
-        one = _Answer([loss.detach()], _gradients(loss, self.parts), self.held.buffers())
+        loss = make(self.join(self.parts), mapped(_copied, self.target))
+        one = self._answer([loss], _gradients(loss, self.parts))
         if each is None:
             return Verdict(loss, "it does not take each of them")
         if drew:
-            return Verdict(loss, why)
+            return Verdict(loss, "it draws random numbers, once for all rows")
         first = each.losses[0].item()
         if any(
             g is not None and not _is_close(g, x, self._tolerance)
@@ -179,21 +238,28 @@ class Question:
         losses: list[Tensor] = []
         grads: Grads = []
         for part, target in zip(_leaves(parts), targets, strict=True):
-            losses.append(self.call(part, target))
+            losses.append(self._called(part, target))
             grads += _gradients(losses[-1], [part])
-        return _Answer([x.detach() for x in losses], grads, self.held.buffers())
+        return self._answer(losses, grads)
 
     def _again(self) -> Tensor:
         """What it gives for the first once more, as all have left it."""
         with torch.no_grad():
-            return self.call(self.parts[0], self.targets[0]).detach()
+            return self._called(self.parts[0], self.targets[0]).detach()
+
+    def _called(self, outputs: Sequence[Any], target: Any) -> Tensor:
+        """The loss of copies, which it may write to."""
+        return self.call([*map(_copied, outputs)], mapped(_copied, target))
+
+    def _answer(self, losses: Sequence[Tensor], grads: Grads) -> _Answer:
+        return _Answer([x.detach() for x in losses], grads, self.held.buffers(), self.held.counts())
 
     def _together(self, parts: Parts, target: Any) -> _Answer:
         """What one call gives for all of them."""
         self.held.put_back()
         leaves = _leaves(parts)
-        loss = self.call(self.join(leaves), target)
-        return _Answer([loss.detach()], _gradients(loss, leaves), self.held.buffers())
+        loss = self._called(self.join(leaves), target)
+        return self._answer([loss], _gradients(loss, leaves))
 
     def _is_apart_elsewhere(self, cut: Cut) -> str:
         """The same of targets that are of other rows, and half of those of the first microbatch zero.
@@ -207,7 +273,7 @@ class Question:
             if not (rolled.is_cpu or rolled.is_floating_point() or rolled.dtype is torch.bool):
                 return rolled
             own = rolled.narrow(axis, 0, first).clone(memory_format=torch.contiguous_format)
-            own.view(-1)[: own.numel() // 2] = 0
+            own.view(-1)[: max(1, own.numel() // 2)] = 0
             return torch.cat([own, rolled.narrow(axis, first, cut.n_rows - first)], axis)
 
         target = _changed(self.target, cut, other)
@@ -217,22 +283,12 @@ class Question:
         why = self._apart(one, each)
         return why and f"with labels in other places {why}"
 
-    def _goes_by_others(self, cut: Cut | None) -> str:
-        """The same of a loss that draws, which is to draw the same for all: whether rows go by other rows."""
-        parts, target = [self.parts[0], *([_less(x) for x in part] for part in self.parts[1:])], self.target
-        if cut is not None:
-            first = cut.sizes[0]
-
-            def other(rows: Tensor, axis: int) -> Tensor:
-                own, rest = rows.detach().split([first, cut.n_rows - first], axis)
-                is_less = rest.is_floating_point() or rest.is_complex()
-                return torch.cat([own, rest * _LESS if is_less else rest.flip(axis)], axis)
-
-            target = _changed(self.target, cut, other)
-        one = self._together(self.parts, self.target)
-        other_one = self._together(parts, self.target if target is None else target)
-        is_other = _differ(one.grads[:1], other_one.grads[:1], _OF_GRADIENTS * self._tolerance)
-        return "its gradients of a row go by other rows" if is_other else ""
+    def marks(self) -> set[int]:
+        """The labels that it may leave out, as far as torch is told them; what it keeps is not put back."""
+        seen = _LabelsAskedFor()
+        with _let_be("loss_fn does not run where its calls are looked at"), torch.no_grad(), seen:
+            self._called(self.parts[0], self.targets[0])
+        return seen.found
 
     def _apart(self, one: _Answer, each: _Answer) -> str:
         """In words, how one call for all differs from what those for each weigh up to; else empty."""
@@ -250,7 +306,26 @@ class Question:
         for name, b in one.buffers.items():
             if name in each.buffers and not _are_close(b, each.buffers[name], tolerance):
                 return f"one call of all leaves its buffer {name} otherwise than a call for each"
+        for name, n in one.counts.items():
+            if (other := each.counts.get(name, n)) != n:
+                return f"one call of all leaves {name} at {n}, a call for each at {other}"
         return ""
+
+
+class _LabelsAskedFor(TorchFunctionMode):
+    """Notes which labels calls leave out, or compare others with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[int] = set()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in FUNCTIONS:
+            self.found.add(kwargs.get("ignore_index", args[_IGNORED] if len(args) > _IGNORED else LEFT_OUT))
+        elif getattr(function, "__name__", "").strip("_") in ("eq", "ne"):
+            self.found.update(x for x in args[1:2] if type(x) is int)
+        return function(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -270,11 +345,9 @@ def _leaves(parts: Parts) -> list[list[Any]]:
     ]
 
 
-def _less(value: Any) -> Any:
-    """The same tensor, of lesser numbers."""
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        return value
-    return (value.detach() * _LESS).requires_grad_(value.requires_grad)
+def _copied(value: Any) -> Any:
+    """The same in another place in memory, with the same gradients."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _gradients(loss: Tensor, parts: Parts) -> Grads:
@@ -339,6 +412,17 @@ def _changed(target: Any, cut: Cut, change: Callable[[Tensor, int], Tensor]) -> 
         return None
     told = zip(leaves, are_cut, strict=True)
     return unflatten(spec, [change(x, axis) if is_cut else x for x, is_cut in told])
+
+
+def spread(targets: Sequence[Any], marks: Collection[int]) -> set[int]:
+    """Those of some labels of which a microbatch has a larger share than another; of labels on the host."""
+    found = set()
+    for pieces in zip(*(flatten(target)[0] for target in targets), strict=True):
+        if all(isinstance(x, Tensor) and x.dtype is torch.int64 and x.is_cpu and x.numel() for x in pieces):
+            for mark in marks:
+                shares = {fractions.Fraction(int((x == mark).sum()), x.numel()) for x in pieces}
+                found |= {mark} if len(shares) > 1 else set()
+    return found
 
 
 def left_out(targets: Sequence[Any], losses: Sequence[Tensor], loss: float) -> int:

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from ...stages import Section, Stage
 from ...torch_private import backward
 from ..wire.boundary import Edge
-from .backward import Root, root_of
+from .backward import Root
 from .loss import Loss
 from .worker import Manner, StepInputs, Worker
 
@@ -64,19 +65,21 @@ class LastWorker(Worker):
         if self._is_of_batch:  # it runs again in backward
             self._heads[m] = self._roots_of(outputs)
             return
-        gathers = self._step.want_loss and self._gathering.gathers
-        if not gathers or self._gathering.is_asked:
+        if not self._step.want_loss or not self._gathering.gathers:
             super()._keep_last(outputs, m)
-        elif self._step.outputs_on:
-            self.outputs[m] = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
-        if not gathers:
             return
         self._given[m] = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
+        if self._gathering.is_asked:  # the loss of each may write to what it is given
+            self._given[m] = [x.clone() if isinstance(x, Tensor) else x for x in self._given[m]]
         if self._step.grad:
             for given, output in zip(self._given[m], outputs, strict=True):
                 if isinstance(output, Tensor) and self._may_have_gradient(output):
                     given.requires_grad_()
             self._heads[m] = {} if self._recompute else self._roots_of(outputs)
+        if self._gathering.is_asked:
+            super()._keep_last(outputs, m)
+        elif self._step.outputs_on:
+            self.outputs[m] = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
 
     def _may_have_gradient(self, output: Tensor) -> bool:
         """Whether a gradient may come back for an output; one that is made again does not tell it yet."""
@@ -85,7 +88,7 @@ class LastWorker(Worker):
 
     def _roots_of(self, outputs: Sequence[Any]) -> dict[int, Root]:
         tensors = enumerate(outputs)
-        return {i: root_of(x) for i, x in tensors if isinstance(x, Tensor) and x.requires_grad}
+        return {i: get_gradient_edge(x) for i, x in tensors if isinstance(x, Tensor) and x.requires_grad}
 
     def _take_batch(self, m: int) -> None:
         """The loss of the whole batch, and back to what microbatches gave."""

@@ -16,10 +16,11 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from ...errors import AutopipeError, InputError, StepError
 from ...stages import own_loss
+from ...tracing.inputs.structure import mapped
 from ..data.call_kinds import Kinds
 from ..data.microbatch import Batch
 from ..options import Options, is_due
-from .asking import Held, Parts, Question, Verdict, joined_targets, left_out
+from .asking import Held, Parts, Question, Verdict, joined_targets, left_out, spread
 from .left_behind import leaves_of, made_before, newest, reads_noted
 from .worker import StepInputs
 
@@ -39,11 +40,12 @@ class Loss:
     """What a runtime trains on: the user's ``loss_fn(output, target)``, or the loss in the model's output.
 
     A ``loss_fn`` is any Python, so what it averages over cannot be read. Unless an option says it, it is
-    asked at steps 0, 1, 2, 4, 8 and so on, and where a batch is cut otherwise than before: whether one call
-    for all microbatches gives the loss and gradients that theirs weigh up to, of the batch and of targets in
-    other places, and leaves the same buffers. Such a step runs every forward first and is right either way;
-    once the answer was no, all further steps are of the whole batch. Where memory has no room for that, and
-    of torch's own losses, two microbatches are asked about, and a loss that answers no is refused.
+    asked at steps 0, 1, 2, 4, 8 and so on, where a batch is cut otherwise than before, and where microbatches
+    first have unlike shares of labels that it may leave out: whether one call for all microbatches gives the
+    loss and gradients that theirs weigh up to, of the batch and of targets in other places, and leaves the
+    same buffers and counts. Such a step runs every forward first and is right either way; once the answer was
+    no, as it is of a loss that draws, all further steps are of the whole batch. Where memory has no room for
+    that, and of torch's own losses, two microbatches are asked about, and a loss that answers no is refused.
 
     Attributes
     ----------
@@ -73,6 +75,9 @@ class Loss:
         self.manner: Manner = "each"
         self.is_on_batch, self.has_found = options.loss_on == "batch", False
         self._is_of_several = self._has_warned = False
+        self._has_room: Callable[[], bool] = bool
+        self._marks: set[int] = set()
+        self._marks_asked: set[int] = set()
         self._kinds, self._loss_fn = kinds, options.loss_fn
         self._kind = kinds[0]
         self._target_axis = (options.batch_dims or {}).get("target", 0) or 0
@@ -81,10 +86,12 @@ class Loss:
         self._is_torchs, self._has_replicas = is_torchs, options.has_replicas
         self._taken: StepInputs | None = None
         self._held: Held | None = None
-        self._seen: dict[int, tuple[Sequence[Any], Tensor]] = {}
+        self._target: Any = None
+        self._given: dict[int, tuple[Sequence[Any], Any]] = {}
+        self._seen: dict[int, Tensor] = {}
         self._failure: Exception | None = None
         self._rows: tuple[int, ...] = ()
-        self._spans: list[range] = []
+        self._spans: list[range] | None = None
         self._cuts: set[tuple[int, tuple[int, ...]]] = set()
         self._n_steps = 0
         self._looks = False
@@ -97,7 +104,7 @@ class Loss:
         ``n_done``: how many steps are done, of those that all replicas make. ``has_room``: whether every rank
         has room for all microbatches. ``is_one``: whether there is one loss at most, whatever it is.
         """
-        self.manner = "each"
+        self.manner, self._has_room = "each", has_room
         self._is_of_several = batch.n_microbatches > 1 and not is_one
         if not self._is_of_several or not (self._asks or self.is_on_batch):
             return
@@ -110,7 +117,12 @@ class Loss:
             asks |= cut not in self._cuts and len(self._cuts) < _MOST_CUTS
         if asks:
             self._cuts.add(cut)
-            self.manner = "pairs" if self._is_torchs or not has_room() else "asked"
+            self.ask()
+
+    def ask(self) -> None:
+        """Ask in the step that begins, as every rank does alike."""
+        if self.manner == "each" and self._is_of_several:
+            self.manner = "pairs" if self._is_torchs or not self._has_room() else "asked"
 
     def _is_due(self, n_done: int) -> bool:
         # each look waits for the device, so there it ends with the warm-up
@@ -128,18 +140,25 @@ class Loss:
         self.is_on_batch = True
         self.manner = "batch" if self._is_of_several else "each"
 
+    @property
+    def has_to_ask(self) -> bool:
+        """Whether labels of the step under way say that it is to be asked, which they do on one rank."""
+        if self.manner != "each" or self._taken is None or self._has_replicas or not self._is_of_several:
+            return False
+        return bool(self._marks and spread(self._taken.batch.targets, self._marks - self._marks_asked))
+
     def begin(self, step: StepInputs) -> None:
         """Take up a step."""
         self._rows, self._kind, self._taken = step.batch.rows, self._kinds[step.batch.kind], step
         self._looks = self._loss_fn is not None and step.grad and is_due(self._n_steps)
         self._n_steps += step.grad
-        self._seen, self._held, self._failure = {}, None, None
-        self._spans = self._asked_together() if step.grad or self.is_asked else []
+        self._given, self._seen, self._held, self._failure = {}, {}, None, None
+        self._spans = None
 
     def end(self) -> None:
         """Drop what belongs to a step, wherever that ended."""
-        self._taken = self._held = self._failure = None
-        self._seen = {}
+        self._taken = self._held = self._failure = self._target = None
+        self._given, self._seen = {}, {}
 
     @property
     def gathers(self) -> bool:
@@ -159,18 +178,22 @@ class Loss:
         step = self._taken
         if self.manner == "each" or step is None:
             return self._checked(outputs, target, m)
+        if self._spans is None:
+            self._spans = self._asked_together() if step.grad or self.is_asked else []
         span = next((s for s in self._spans if m in s), None)
         if span is not None and m == span.start and m not in self._seen:
             self._held = self._hold()
+            self._target = _copy(step.batch.as_one(self._device).targets[0]) if self.is_asked else None
+        if span is not None:  # it may write to what it is given
+            self._given[m] = () if self.is_asked else _copy(outputs), _copy(target)
         try:
             loss = self._checked(outputs, target, m)
         except Exception as error:
             if error is not self._failure or not self.is_asked:
                 raise
             return None
-        parts = () if self.is_asked else [x.detach() if isinstance(x, Tensor) else x for x in outputs]
         if span is not None:
-            self._seen[m] = parts, loss.detach()
+            self._seen[m] = loss.detach()
             if not self.is_asked and all(i in self._seen for i in span):
                 self._spans.remove(span)
                 self._ask_of_some(step, span)
@@ -179,7 +202,7 @@ class Loss:
     def _hold(self) -> Held | None:
         """What ``loss_fn`` keeps; None where that cannot be told, as of a model that other ranks have."""
         try:
-            return Held(self._loss_fn, self._device)
+            return Held(self._loss_fn, self._kind.capture.model, self._device)
         except Exception:
             _logger.debug("what loss_fn keeps cannot be told", exc_info=True)
             return None
@@ -213,23 +236,24 @@ class Loss:
 
     def _of_batch_if_other(self, step: StepInputs, parts: Parts) -> Tensor | None:
         """The loss of the whole batch where it is another one than those of microbatches weigh up to."""
-        batch, target = step.batch, step.batch.as_one(self._device).targets[0]
+        batch = step.batch
         held, after, failure = self._held, self._hold(), self._failure
         self.manner = "each"
-        if held is None or after is None:
+        if held is None or after is None or not held.can_put_back:
             if failure is not None:
                 raise failure
+            self._warn("what it keeps from call to call cannot be put back")
             return None
         has_graph = not torch.is_inference_mode_enabled()
         if not step.grad and has_graph:
             parts = [[_with_gradient(x) for x in part] for part in parts]
-        given = [self._seen[m][1] if m in self._seen else None for m in range(len(parts))]
+        given = [self._seen.get(m) for m in range(len(parts))]
+        targets = [target for _, target in self._given.values()]
         self._looks = step.grad
         try:
             with torch.set_grad_enabled(has_graph):
-                verdict = self._question(step, batch, step.weights, parts, target, held).ask(
-                    given, batch.cut, lambda o, t: self._checked(o, t, None)
-                )
+                question = self._question(step, batch, step.weights, parts, targets, self._target, held)
+                verdict = question.ask(given, batch.cut, lambda o, t: self._checked(o, t, None))
         except Exception as error:  # any Python: it may want the sizes of one microbatch
             after.put_back()
             if failure is not None:
@@ -239,18 +263,20 @@ class Loss:
             _logger.debug("loss_fn does not take several microbatches together", exc_info=True)
             return None
         if verdict.why and verdict.is_told:
-            self._take_whole(batch, verdict)
+            self._take_whole(targets, verdict)
             return verdict.loss
+        if not self._has_replicas:  # whose losses may call one another, as often on each
+            self._note_marks(question)
         after.put_back()
         if verdict.why:
             self._warn(f"{verdict.why}, and for one of them again not what it gave before")
         return None
 
-    def _take_whole(self, batch: Batch, verdict: Verdict) -> None:
+    def _take_whole(self, targets: Sequence[Any], verdict: Verdict) -> None:
         """All further losses are of the whole batch."""
         self.manner, self.has_found = "batch", True
         self.is_on_batch = not self._has_replicas  # which agree on it
-        label = left_out(batch.targets, verdict.losses, verdict.loss.item())
+        label = left_out(targets, verdict.losses, verdict.loss.item())
         _logger.warning(
             "loss_fn is called once on the whole batch, as its losses of microbatches do not weigh up to the "
             "batch's: %s. From now on every forward runs before the first backward (schedule 'gpipe' or "
@@ -264,28 +290,31 @@ class Loss:
 
     def _ask_of_some(self, step: StepInputs, span: range) -> None:
         """Raise :class:`InputError` where the loss of some microbatches is not what theirs weigh up to."""
-        seen, held, after = [self._seen[m] for m in span], self._held, self._hold()
-        if held is None or after is None:
+        given, held, after = [self._given[m] for m in span], self._held, self._hold()
+        if held is None or after is None or not held.can_put_back:
             return
         batch = step.batch.part(span.start, span.stop)
-        parts = [[_with_gradient(x) for x in part] for part, _ in seen]
+        parts = [[_with_gradient(x) for x in part] for part, _ in given]
+        targets = [target for _, target in given]
         weights = step.weights[span.start : span.stop]
         if not self._kind.weigher.is_sum:
             if not (total := float(sum(weights))):
                 return
             weights = [w / total for w in weights]
         try:
-            target = joined_targets(batch.targets, self._target_axis)
+            target = joined_targets(targets, self._target_axis)
             with torch.enable_grad():
-                question = self._question(step, batch, weights, parts, target, held)
-                verdict = question.ask([loss for _, loss in seen], None, question.call)
+                question = self._question(step, batch, weights, parts, targets, target, held)
+                verdict = question.ask([self._seen[m] for m in span], None, question.call)
+                if not self._has_replicas:
+                    self._note_marks(question)
         except Exception:  # any Python: it may count calls, or want the sizes of one microbatch
             _logger.debug("loss_fn does not take several microbatches together", exc_info=True)
             return
         finally:
             after.put_back()
         if verdict.why and verdict.is_told:
-            label = left_out(batch.targets, verdict.losses, verdict.loss.item())
+            label = left_out(targets, verdict.losses, verdict.loss.item())
             raise InputError(
                 "the loss of the full batch is not the weighted sum of loss_fn's losses of its microbatches: "
                 f"{verdict.why}; pass loss_on='batch' for a loss that compares rows or keeps something from "
@@ -294,12 +323,18 @@ class Loss:
                 "loss_reduction='sum' for a sum, or loss_on='microbatches' to take each for a batch"
             )
 
+    def _note_marks(self, question: Question) -> None:
+        """The labels that it may leave out, and those of them that it was now asked about."""
+        self._marks |= question.marks()
+        self._marks_asked |= spread(question.targets, self._marks)
+
     def _question(
         self,
         step: StepInputs,
         batch: Batch,
         weights: Sequence[float | Tensor],
         parts: Parts,
+        targets: Sequence[Any],
         target: Any,
         held: Held,
     ) -> Question:
@@ -310,7 +345,7 @@ class Loss:
             return loss_fn(capture.assemble(outputs), target)
 
         join = functools.partial(self._join, batch)
-        return Question(call, join, parts, weights, batch.targets, target, held)
+        return Question(call, join, parts, weights, targets, target, held)
 
     def _warn(self, why: str) -> None:
         """Once, of what could not be told."""
@@ -424,6 +459,11 @@ class Loss:
                 "the runtime is made, whose gradients all ranks of one pipeline share, or freeze them with "
                 "requires_grad_(False); beside replicas, let them be the model's"
             )
+
+
+def _copy(values: Any) -> Any:
+    """The same with tensors in another place in memory, which have no gradients."""
+    return mapped(lambda x: x.detach().clone() if isinstance(x, Tensor) else x, values)
 
 
 def _with_gradient(value: Any) -> Any:

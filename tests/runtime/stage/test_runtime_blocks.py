@@ -181,7 +181,8 @@ def test_a_stage_that_runs_again_keeps_nothing_of_that_from_i_to_w(again):
     torch.manual_seed(0)
     model = Layers(dropout=0.0).train()
     captured, _, plan = planned(model, schedule="zb-h1", recompute=again)
-    runtime = Runtime(captured, plan, build(captured, plan), loss_fn=loss_of)
+    stages = build(captured, plan)
+    runtime = Runtime(captured, plan, stages, loss_fn=loss_of, loss_on="microbatches")
     for _ in range(2):
         runtime.step(ids(), target=ids())
     last, kept = runtime.engine.workers[1], []

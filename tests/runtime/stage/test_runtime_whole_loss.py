@@ -9,7 +9,18 @@ import torch
 import torch.nn.functional as F
 from processes import run_ranks
 from torch import nn
-from whole_losses import LOSSES, WIDTH, info_nce, masked_mean, model, numbers, own, trained_on, uneven
+from whole_losses import (
+    LOSSES,
+    WIDTH,
+    info_nce,
+    labels,
+    masked_mean,
+    model,
+    numbers,
+    own,
+    trained_on,
+    uneven,
+)
 
 import autopipe
 from autopipe.errors import InputError, StepError
@@ -245,16 +256,109 @@ def test_a_mask_of_ones_does_not_hide_a_mean_over_it(caplog):
     assert "with labels in other places" in caplog.text
 
 
-@pytest.mark.parametrize("compares", [True, False])
-def test_a_loss_that_draws_is_asked_whether_rows_go_by_others(compares, caplog):
-    pipe, _ = split()
+def train_both(make_loss, make_target, sizes=(10, 10, 6)):
+    """Steps of a runtime and of the plain loop, from the same state of torch's generator; both losses."""
+    pipe, twin = split()
+    mine, plain = make_loss(), make_loss()
+    runtime = pipe.runtime(mine)
+    for i, n in enumerate(sizes):
+        x = numbers(n, 5, seed=i)
+        torch.manual_seed(i)
+        found = runtime.step(x, target=make_target(n)).loss.item()
+        torch.manual_seed(i)
+        assert trained_on(twin, plain, [(x, make_target(n))]) == pytest.approx([found], rel=EXACT), i
+        compare(pipe.model, twin)
+    return mine, plain
 
+
+def scaled(output, target):
+    return F.mse_loss(output.mul_(2), target)
+
+
+def centred(output, target):
+    return F.mse_loss(output.sub_(output.mean(0)), target)
+
+
+def shifted(output, target):
+    target -= 0.5
+    return info_nce(output, target)
+
+
+@pytest.mark.parametrize("loss_fn", [scaled, centred, shifted])
+def test_a_loss_may_write_to_what_it_is_given(loss_fn, caplog):
+    train_both(lambda: loss_fn, lambda n: numbers(n, WIDTH))
+    assert ("called once on the whole batch" in caplog.text) is (loss_fn is not scaled)
+
+
+class Trainer:
+    """Calls a module of its own, and keeps outputs in a queue larger than what is looked at in captures."""
+
+    def __init__(self, n=1, queue=torch.clone):
+        self.criterion, self.place = LOSSES["a centre that moves"][0](), 0
+        self.queue = queue(numbers(n, WIDTH, seed=5))
+
+    def loss(self, output, target):
+        far = output @ torch.as_tensor(self.queue).clone().T
+        self.queue[: len(output)] = output.detach()[: len(self.queue)]
+        return self.criterion(output, target) + far.logsumexp(1).mean()
+
+    @property
+    def kept(self):
+        return self.criterion.centre, torch.as_tensor(self.queue)
+
+
+@pytest.mark.parametrize("queue", [torch.clone, torch.Tensor.numpy], ids=["tensor", "array"])
+@pytest.mark.parametrize("way", ["method", "function"])
+def test_what_a_loss_reaches_is_put_back_whatever_holds_it(queue, way):
+    trainers = []
+
+    def make_loss():
+        trainers.append(trainer := Trainer(2**14, queue))
+        return trainer.loss if way == "method" else lambda output, target: trainer.loss(output, target)
+
+    train_both(make_loss, lambda n: numbers(n, WIDTH))
+    for found, wanted in zip(*(t.kept for t in trainers), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=EXACT, atol=EXACT)
+
+
+class WarmingUp:
+    def __init__(self):
+        self.n_calls = 0
+
+    def __call__(self, output, target):
+        self.n_calls += 1
+        return F.mse_loss(output, target) * (1.0 if self.n_calls < 7 else 0.5)
+
+
+def test_a_count_of_calls_that_matters_later_is_a_count_of_batches():
+    mine, plain = train_both(WarmingUp, lambda n: numbers(n, WIDTH), (10,) * 8)
+    assert mine.n_calls == plain.n_calls == 8
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_that_draws_does_so_once_for_the_batch(reduction, caplog):
     def loss_fn(output, target):
-        noisy = output + torch.randn(WIDTH) * 0.1
-        return info_nce(noisy, target) if compares else F.mse_loss(noisy, target)
+        return F.mse_loss(F.dropout(output, 0.3), target, reduction=reduction)
 
-    pipe.runtime(loss_fn).step(numbers(10, 5), target=numbers(10, WIDTH))
-    assert ("gradients of a row go by other rows" in caplog.text) is compares
+    train_both(lambda: loss_fn, lambda n: numbers(n, WIDTH))
+    assert "it draws random numbers" in caplog.text
+
+
+def by_hand(output, target):
+    counts = target != -100
+    return F.cross_entropy(output[counts], target[counts])
+
+
+@pytest.mark.parametrize("loss_fn", [lambda o, t: F.cross_entropy(o, t), by_hand])
+def test_labels_that_do_not_count_are_asked_about_when_they_first_come(loss_fn):
+    """The fourth step asks nothing else."""
+    pipe, twin = split()
+    runtime, x = pipe.runtime(loss_fn), numbers(10, 5)
+    for step in range(4):
+        target = labels(10).where((torch.arange(10) > 0) | (step < 3), -100)
+        found = runtime.step(x, target=target).loss.item()
+        assert trained_on(twin, loss_fn, [(x, target)]) == pytest.approx([found], rel=EXACT), step
+    compare(pipe.model, twin)
 
 
 def test_a_loss_that_one_microbatch_is_too_small_for_gets_the_batch():
@@ -329,7 +433,7 @@ def test_each_microbatch_is_a_batch_where_that_is_asked_for(caplog):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("n_ranks", "names"),
-    [(2, ["asked_for", "found"]), (4, ["replicas_asked", "replicas", "replicas_differ"])],
+    [(2, ["asked_for", "found", "later"]), (4, ["replicas_asked", "replicas", "replicas_differ"])],
 )
 def test_on_ranks(n_ranks, names):
     run_ranks(SCRIPT, n_ranks, *names, timeout_s=100)
