@@ -529,7 +529,7 @@ def test_what_arguments_of_python_are_on_the_command_line_is_said(tmp_path):
     made.write_text(MODELS)
     done = invoke("run", f"{made}:diverging", "-n", "2", "--steps", "2", *ESTIMATED[2:])
     assert done.stderr.splitlines()[1:] == [
-        "  check_finite: of pipe.runtime() in Python; the command line has no such option"
+        "  loss_on, check_finite: of pipe.runtime() in Python; the command line has no such option"
     ]
     found = _in_options("it fits with n_stages=5, memory_limit='20GB' or schedule='zbv', and batch=4")
     assert found == "it fits with --stages 5, --memory 20GB or schedule='zbv', and batch=4"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from autopipe.tracing import capture
 from autopipe.tracing.code.attributes import names_of_open
-from autopipe.tracing.code.leaf_state import codes_of
+from autopipe.tracing.code.leaf_state import changed, codes_of, state_of
 
 WIDTH = 8
 
@@ -246,3 +246,21 @@ def test_what_runs_as_classes_are_made_is_no_code_of_forwards():
 
     assert "__dict__" not in names_of_open(frozenset({Registered}))
     assert "__dict__" in names_of_open(frozenset({Asking}))
+
+
+class CountsOnItsClass(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.n = getattr(self, "n", 0) + 1
+        return self.linear(x)
+
+
+def test_an_attribute_that_a_class_has_lost_since_is_none():
+    CountsOnItsClass.n = 0
+    inside = [CountsOnItsClass()]
+    before = state_of(inside)
+    del CountsOnItsClass.n
+    assert len([*changed(before, state_of(inside))]) == 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -342,7 +342,7 @@ def weighted(losses: Sequence[Tensor | None], weights: Sequence[float | Tensor])
     """Σ weight × loss in fp64; a microbatch of weight 0 adds nothing, though its mean of nothing is NaN."""
     there = [w for w in weights if isinstance(w, Tensor)]
     if there:
-        shares, found = torch.stack(there), torch.stack([loss for loss in losses if loss is not None])
+        shares, found = torch.stack(there), _in_line(loss for loss in losses if loss is not None)
         shares = shares.to(found.device)
         return torch.where(shares > 0, found.double() * shares, 0.0).sum()
     terms = [(loss, w) for loss, w in zip(losses, weights, strict=True) if w and loss is not None]
@@ -354,7 +354,12 @@ def weighted(losses: Sequence[Tensor | None], weights: Sequence[float | Tensor])
         total = sum(map(operator.mul, map(Tensor.item, each), parts))
         return torch.tensor(total, dtype=torch.float64, device="cpu")
     told = torch.tensor(parts, dtype=torch.float64, device="cpu")
-    return (torch.stack(each).double() * upload(told, each[0].device)).sum()
+    return (_in_line(each).double() * upload(told, each[0].device)).sum()
+
+
+def _in_line(losses: Iterable[Tensor]) -> Tensor:
+    """Numbers, some of which may have axes of one place, along one axis."""
+    return torch.stack([loss.reshape(()) for loss in losses])
 
 
 def share(leaves: list[Any] | None, peers: Peers, source: int, device: torch.device) -> list[Any]:

@@ -431,6 +431,7 @@ def left_out(targets: Sequence[Any], losses: Sequence[Tensor], loss: float) -> i
     if labels and len(labels) == len(losses):
         for label in torch.cat([t.flatten() for t in labels]).unique()[:_MOST_LABELS].tolist():
             weights = [(t != label).sum() for t in labels]
-            if math.isclose(weighted(losses, weights) / sum(weights), loss, rel_tol=_OF_A_HINT):
+            total = weighted(losses, weights)
+            if math.isclose(total / sum(weights).to(total.device), loss, rel_tol=_OF_A_HINT):
                 return int(label)
     return LEFT_OUT

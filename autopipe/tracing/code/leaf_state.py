@@ -62,7 +62,7 @@ def state_of(inside: Sequence[nn.Module]) -> LeafState:
         held, asked, number = vars(module), goes_by(cls), id(module)
         if module._buffers:
             out.update({(number, n): (b, ()) for n, b in module._buffers.items() if n in asked})
-        on_class = {name: getattr(cls, name) for name in held_by_class(cls) if name not in held}
+        on_class = {name: getattr(cls, name, None) for name in held_by_class(cls) if name not in held}
         for name, value in {**{name: held[name] for name in asked.intersection(held)}, **on_class}.items():
             out[number, name] = value, () if type(value) in _HOLD_NOTHING else _content(value)
     return out

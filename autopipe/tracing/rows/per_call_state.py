@@ -373,7 +373,7 @@ def _held(model: nn.Module, weights: Sequence[str]) -> Iterator[tuple[str, Any]]
     yield from ((name, own[name].detach().clone()) for name in weights if name in own)
     for path, module in model.named_modules():
         cls: Any = type(module)
-        on_class = {name: getattr(cls, name) for name in held_by_class(cls)}
+        on_class = {name: getattr(cls, name, None) for name in held_by_class(cls)}
         for name, value in {**on_class, **vars(module)}.items():
             shown = f"{path}.{name}".lstrip(".")
             if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":

@@ -14,6 +14,7 @@ import autopipe
 from autopipe.errors import InputError, StepError
 from autopipe.runtime import Runtime
 from autopipe.runtime.data.microbatch import Splitter
+from autopipe.runtime.data.outputs import weighted
 from autopipe.tracing.sizes.variation import Variation
 
 
@@ -940,3 +941,12 @@ def test_the_remedy_names_the_label_that_does_not_count(ignored, caplog):
     with caplog.at_level(logging.WARNING, logger="autopipe"):
         Runtime(*made, loss_fn=loss_fn).step(x, target=target)
     assert f"(target != {ignored}).sum()" in caplog.text
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("is_counted", [False, True])
+@pytest.mark.parametrize("has_gradient", [False, True])
+def test_losses_of_one_place_weigh_as_numbers_do(shape, is_counted, has_gradient):
+    losses = [torch.full(shape, value, requires_grad=has_gradient) for value in (2.0, 6.0)]
+    weights = [torch.tensor(w) for w in (0.75, 0.25)] if is_counted else [0.75, 0.25]
+    assert weighted(losses, weights).item() == 3.0

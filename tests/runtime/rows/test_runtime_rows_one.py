@@ -247,7 +247,9 @@ def test_a_loss_fn_that_fails_on_a_single_row_is_told_what_to_do():
         return nn.functional.binary_cross_entropy_with_logits(output.squeeze(), target)
 
     x, y = torch.randn(4, 5), torch.ones(4)
-    runtime = pipe_of(model, x, n_microbatches=4).runtime(loss_fn=loss_fn)
+    pipe = pipe_of(model, x, n_microbatches=4)
+    assert torch.allclose(pipe.runtime(loss_fn=loss_fn).step(x, target=y).loss, loss_fn(model(x), y))
+    runtime = pipe.runtime(loss_fn=loss_fn, loss_on="microbatches")
     with pytest.raises(
         StepError, match=r"single row of the batch's 4 .*squeeze\(-1\), or pass n_microbatches=2"
     ):
@@ -263,7 +265,12 @@ def test_a_loss_that_is_no_number_of_a_single_row_says_how_many_rows_it_had():
     torch.manual_seed(0)
     x, y = data(3)
     model = Two(lambda h: h.sum(1)).double()
-    runtime = pipe_of(model, x.double(), n_microbatches=3).runtime(loss_fn=share_not_explained)
+    pipe, plain = (
+        pipe_of(model, x.double(), n_microbatches=3),
+        share_not_explained(model(x.double()), y.double()),
+    )
+    assert torch.allclose(pipe.runtime(share_not_explained).step(x.double(), target=y.double()).loss, plain)
+    runtime = pipe.runtime(share_not_explained, loss_on="microbatches")
     with pytest.raises(StepError, match=r"of 1 of the batch's 3 rows; .* loss_on='batch'"):
         runtime.step(x.double(), target=y.double())
     assert runtime.step(x.double(), target=y.double(), n_microbatches=1).loss.isfinite()
