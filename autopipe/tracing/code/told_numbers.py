@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import Tensor, strided
+import numpy as np
+from torch import Tensor, nn, strided
 
 __all__ = ["told_numbers"]
 
@@ -42,13 +43,23 @@ def told_numbers(value: Any) -> Iterator[int]:
     elif isinstance(value, (list, tuple, set, frozenset)):
         yield from itertools.chain(*map(told_numbers, _few([*value][:_MOST_INSIDE])))
         yield from _turns(value) if isinstance(value, (list, tuple)) else ()
-    elif isinstance(value, Tensor) and value.ndim == 1 and value.layout is strided and not value.is_meta:
-        yield from _turns(value[:_MOST_PLACES].tolist())
+    elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        yield from _of_table(value)
+    elif type(value) in (Tensor, nn.Parameter) and value.layout is strided and not value.is_meta:
+        yield from _of_table(value.detach())
 
 
 def _few(held: Sequence[Any]) -> Iterator[Any]:
     """Those of the values that are no lists themselves."""
     return (each for each in held if isinstance(each, (int, float, str, range)))
+
+
+def _of_table(table: Any) -> Iterator[int]:
+    """Of one number that; of a row of them the places."""
+    if table.ndim == 0:
+        yield from told_numbers(table.item())
+    elif table.ndim == 1:
+        yield from _turns(table[:_MOST_PLACES].tolist())
 
 
 def _turns(table: Sequence[Any]) -> Iterator[int]:

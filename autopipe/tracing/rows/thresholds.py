@@ -11,11 +11,12 @@ import functools
 import itertools
 import math
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from numpy import ndarray
+from torch import Tensor, nn
 
 from ..calls.call import Call, Depends, Recording
 from ..calls.functions import plain_name
@@ -46,9 +47,13 @@ _ASKING = frozenset({
     "range", "remainder", "repr", "round", "startswith", "str",
 })  # fmt: skip
 """Names of functions of numbers, or of texts of such, that give something else for some."""
+_MOST_LINES = 8
+"""Longer expressions are bodies of statements."""
 _NAMING = frozenset({"LOAD_ATTR", "LOAD_GLOBAL", "LOAD_METHOD"})
-_TABLES = (dict, list, Tensor)
-_LOOKING = frozenset({"__getitem__", "get", "getitem", "itemgetter", "pop", "setdefault"})
+_TABLES = (dict, list, tuple, Tensor, ndarray)
+_LOOKING = frozenset({
+    "__getitem__", "get", "getitem", "index_select", "itemgetter", "pop", "select", "setdefault", "take",
+})  # fmt: skip
 _STAYING = frozenset(
     {"cumsum", "double", "expand", "float", "getitem", "mul", "sum", "to", "type_as", "view"}
 )
@@ -76,7 +81,9 @@ def exact_numbers(code: OwnCode, call: Call, ran: CodeRun) -> set[int]:
     is_module = call.op == "call_module"
     if (key := (is_module, call.target)) not in code.exact:
         own = own_numbers(str(call.target)) if is_module else frozenset()
-        told = ((f, _asked_for(f, owner, own)) for f, owner in code.functions(call))
+        functions = code.functions(call)
+        asking = _names_asking([f for f, _ in functions])
+        told = ((f, _asked_for(f, owner, own, asking)) for f, owner in functions)
         code.exact[key] = [(f, {n for n in numbers if n > 1}) for f, numbers in told]
     each = (numbers for f, numbers in code.exact[key] if f.__name__ in _BACKWARDS or ran.may_run(f))
     return set[int]().union(*each)
@@ -180,17 +187,34 @@ def _compared(function: types.FunctionType, owner: Any) -> Iterator[int]:
     yield from (v for v in values if isinstance(v, int) and not isinstance(v, bool))
 
 
-def _asked_for(function: types.FunctionType, owner: Any, own: frozenset[int]) -> Iterator[int]:
+def _names_asking(functions: Sequence[types.FunctionType]) -> frozenset[str]:
+    """The names of functions that may ask for a number themselves, or name one that does."""
+    names, n_before = frozenset[str](), -1
+    while len(names) > n_before:
+        n_before = len(names)
+        asking = (
+            f.__name__
+            for f in functions
+            if any(_lines(c, _is_exact, names)[0] for c in _codes_within(f.__code__))
+        )
+        names = names.union(asking)
+    return names
+
+
+def _asked_for(
+    function: types.FunctionType, owner: Any, own: frozenset[int], asking_by_name: frozenset[str]
+) -> Iterator[int]:
     """The whole numbers that are told in lines of a function, or of one within it, which may ask for them.
 
-    Lines that look something up tell what tables do alone. A layer's ``own`` number is none.
+    Lines that name another function that asks may tell it what for. Those that look something up tell what
+    tables do alone. A layer's ``own`` number is none.
     """
     asking: list[dis.Instruction] = []
     looking: list[dis.Instruction] = []
     constants: list[tuple[str, Any]] = []
     for code in _codes_within(function.__code__):
-        for steps, is_asking in ((asking, _is_exact), (looking, _is_lookup)):
-            found, are_set = _lines(code, is_asking)
+        for steps, *asked in ((asking, _is_exact, asking_by_name), (looking, _is_lookup)):
+            found, are_set = _lines(code, *asked)
             steps += found
             constants += are_set
     variables = _variables(function, constants) if asking or looking else {}
@@ -207,16 +231,21 @@ def _values(
     own: frozenset[int] = frozenset(),
 ) -> Iterator[Any]:
     """What the steps load of a function, as far as that is known, but for a layer's ``own`` numbers."""
+    last = None
     for step in steps:
+        name, found = str(step.argval), list[Any]()
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            held = _held(owner, name := str(step.argval))
-            yield None if is_own_number(name, held, own) else held
+            held = _held(owner, name)
+            found = [None if is_own_number(name, held, own) else held]
+            found += [_of_object(last, name)]
         elif step.opname == "LOAD_GLOBAL":
-            yield function.__globals__.get(str(step.argval))
+            found = [function.__globals__.get(name)]
         elif step.opname == "LOAD_CONST":
-            yield step.argval
+            found = [step.argval]
         elif step.opname.startswith("LOAD_"):
-            yield from variables.get(step.argval, [])
+            found = variables.get(name, [])
+        yield from found
+        last = next((value for value in reversed(found) if value is not None), None)
 
 
 def _codes_within(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -235,19 +264,68 @@ def _held(owner: Any, name: str) -> Any:
         return None
 
 
+def _of_object(holder: Any, name: str) -> Any:
+    """What an object that code names has under a name; of modules what is registered, which runs no code."""
+    if isinstance(holder, nn.Module):
+        return next((h[name] for h in (vars(holder), holder._modules, holder._buffers) if name in h), None)
+    if isinstance(holder, types.ModuleType):
+        return vars(holder).get(name)
+    return None if holder is None or isinstance(holder, Tensor) else _held(holder, name)
+
+
 @functools.lru_cache(maxsize=1 << 12)
 def _lines(
-    code: types.CodeType, is_asking: Callable[[Sequence[dis.Instruction]], bool]
+    code: types.CodeType,
+    is_asking: Callable[[Sequence[dis.Instruction]], bool],
+    names: frozenset[str] | None = None,
 ) -> tuple[list[dis.Instruction], list[tuple[str, Any]]]:
-    """The steps of lines that ask, and the constants that variables are set to, behind their names."""
+    """The steps of lines that ask, and the constants that variables are set to, behind their names.
+
+    Lines that name one of the ``names`` are among them, if any are given, and those that set a variable that
+    such a line loads.
+    """
     steps = [*dis.get_instructions(code)]
-    lines: dict[int, list[dis.Instruction]] = {}
-    for step in steps:
-        lines.setdefault((step.positions and step.positions.lineno) or 0, []).append(step)
-    asking = [step for line in lines.values() if is_asking(line) for step in line]
+    lines = _lines_together(steps)
+    asked = [is_asking(line) or _names_any(line, names or ()) for line in lines]
+    if names is not None and any(asked):
+        stored = [_variables_in(line, "STORE_") for line in lines]
+        loaded, before = set[str](), -1
+        while sum(asked) > before:
+            before = sum(asked)
+            loaded = loaded.union(
+                *(_variables_in(line, "LOAD_") for line in itertools.compress(lines, asked))
+            )
+            asked = [a or not loaded.isdisjoint(s) for a, s in zip(asked, stored, strict=True)]
+    asking = [step for line in itertools.compress(lines, asked) for step in line]
     pairs = itertools.pairwise(steps) if asking else ()
     is_set = (p for p in pairs if p[0].opname == "LOAD_CONST" and p[1].opname.startswith("STORE_"))
     return asking, [(str(step.argval), constant.argval) for constant, step in is_set]
+
+
+def _lines_together(steps: Sequence[dis.Instruction]) -> list[list[dis.Instruction]]:
+    """The steps of each line; of lines that hold one expression together."""
+    spans = [((at and at.lineno) or 0, (at and at.end_lineno) or 0) for at in (s.positions for s in steps)]
+    ends: dict[int, int] = {}
+    for first, last in spans:
+        ends[first] = max(ends.get(first, first), last if last - first <= _MOST_LINES else first)
+    places, end = dict[int, int](), -1
+    for first in sorted(ends):
+        places[first] = len({*places.values()}) - (first <= end)
+        end = max(end, ends[first])
+    lines: list[list[dis.Instruction]] = [[] for _ in {*places.values()}]
+    for step, (first, _) in zip(steps, spans, strict=True):
+        lines[places[first]].append(step)
+    return lines
+
+
+def _names_any(line: Sequence[dis.Instruction], names: Collection[str]) -> bool:
+    return bool(names) and any(step.opname in _NAMING and step.argval in names for step in line)
+
+
+def _variables_in(line: Sequence[dis.Instruction], kind: str) -> set[str]:
+    """The variables that steps of a kind, which load or store, have in a line."""
+    kinds = {kind + where for where in ("FAST", "DEREF", "NAME", "CLOSURE")}
+    return {str(step.argval) for step in line if step.opname in kinds}
 
 
 def _variables(function: types.FunctionType, constants: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -66,6 +67,52 @@ HELD = [2.0 if n == 15 else 1.0 for n in range(40)]
 FUNCTIONS: dict[int, Callable[[Tensor], Tensor]] = {15: lambda h: h * 2}
 
 
+TUPLE, ARRAY, PLACES = tuple(HELD), np.array(HELD), torch.tensor(HELD, dtype=torch.float64)
+
+
+class Settings:
+    rows = 15
+
+
+SETTINGS = Settings()
+
+
+def of_lines(h: Tensor) -> Tensor:
+    if (
+        len(h)  # and more of it
+        == 15
+    ):
+        return h * 2
+    return h
+
+
+def of_a_variable(h: Tensor) -> Tensor:
+    most = SETTINGS.rows
+    over = len(h) - most
+    if over == 0:
+        return h * 2
+    return h
+
+
+def asked(h: Tensor, n: int) -> Tensor:
+    return h * 2 if len(h) == n else h
+
+
+class Given(nn.Module):
+    """A number of its own, by way of a variable, or one on a device."""
+
+    def __init__(self, *, is_tensor: bool) -> None:
+        super().__init__()
+        self.register_buffer("most", torch.tensor(15) if is_tensor else None)
+        self.rows = 15
+
+    def forward(self, h: Tensor) -> Tensor:
+        rows = self.rows if self.most is None else 0
+        if h.shape[0] == (rows or self.most):
+            h = h * 2
+        return h
+
+
 class DropsExactly(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -93,6 +140,15 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "within": lambda h: h * (lambda n: 2 if n == 15 else 1)(len(h)),
     "functions": lambda h: FUNCTIONS.get(len(h), torch.clone)(h),
     "behind dropout": DropsExactly(),
+    "of lines": of_lines,
+    "of a variable": of_a_variable,
+    "asked for elsewhere": lambda h: asked(h, 15),
+    "asked for by a part": lambda h: functools.partial(asked, n=15)(h),
+    "own": Given(is_tensor=False),
+    "own tensor": Given(is_tensor=True),
+    "tuple": lambda h: h * TUPLE[len(h)],
+    "array": lambda h: h * float(ARRAY[len(h)]),
+    "taken": lambda h: h * PLACES.select(0, len(h)),
 }
 """Something else of exactly so many rows."""
 FREE: dict[str, Callable[[Tensor], Tensor]] = {
