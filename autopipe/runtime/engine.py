@@ -23,6 +23,7 @@ from ..plans import Plan
 from ..schedule import Message, Schedule
 from ..stages import Stage
 from ..torch_private import UnseenByFunctions
+from ..tracing.graphs.emit import output_leaves
 from .data.call_kinds import Kinds
 from .data.feed import Feed
 from .data.intake import Intake, is_torchs
@@ -506,8 +507,7 @@ class Engine:
         ``n_rows``: of the batch; None for as many as the example has.
         """
         ops = self.capture.ops
-        training = self.capture.model.training
-        leaves = next(n for n in reversed(self.capture.graphs[training].nodes) if n.op == "output").args[0]
+        leaves = output_leaves(self.capture.graphs[self.capture.model.training])
         given = {getattr(leaf, "name", "") for leaf in leaves} & ops.by_name.keys()
         example = {dim.name: dim.example for dim in ops.dims}
         dim = batch_dim(ops.dims)

@@ -217,17 +217,16 @@ class Runner:
         """How the loss of a step is made."""
         engine, batch = self.engine, step.batch
         has_replicas = engine.options.has_replicas
-        # replicas, whose batches may be of unlike sizes, have one schedule where that can be
-        rows, n = (
-            (None, engine.options.n_microbatches) if has_replicas else (sum(batch.rows), len(batch.rows))
-        )
+        rows: int | None = sum(batch.rows)
+        n = batch.n_microbatches
+        if has_replicas:  # their batches may be of unlike sizes: one schedule where that can be
+            rows, n = None, engine.options.n_microbatches
         engine.loss.choose(
             batch,
             grad=step.grad,
             n_done=self.n_summed if has_replicas else engine.n_own_steps,
             has_room=lambda: engine.has_room(n, rows),
-            is_one=engine.is_whole
-            or not step.want_loss,  # an end of the model that takes the batch gives one
+            is_one=engine.is_whole or not step.want_loss,  # an end that takes the batch gives one loss
         )
 
     def _leave(self, batch: Batch) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx
 
+from ..tracing.graphs.emit import output_leaves
+
 if TYPE_CHECKING:
     from ..tracing import Capture
 
@@ -58,8 +60,7 @@ _LABELLED: weakref.WeakKeyDictionary[fx.Graph, frozenset[int]] = weakref.WeakKey
 def _labelled(graph: fx.Graph) -> frozenset[int]:
     """The outputs, by place, that are made of an input of which no other is, or of one and all others."""
     if graph not in _LABELLED:
-        results: Any = next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
-        made = {i: node for i, node in enumerate(results) if isinstance(node, fx.Node)}
+        made = {i: node for i, node in enumerate(output_leaves(graph)) if isinstance(node, fx.Node)}
         behind = {i: _behind(node) for i, node in made.items()}
         times = collections.Counter(n for nodes in behind.values() for n in nodes if n.op == "placeholder")
         found = {i for i, nodes in behind.items() if any(times[n] == 1 for n in nodes)}

@@ -18,6 +18,7 @@ from ...accelerator import upload
 from ...errors import InputError
 from ...graph import OpGraph
 from ...torch_private import pytree
+from ...tracing.graphs.emit import output_leaves
 from ...tracing.inputs.layout import concatenated, of_blocks
 from ...units import size_at, symbol
 from ..wire.announcement import Announcement, Form
@@ -195,14 +196,14 @@ class Outputs:
         n = self._capture.ops.by_name[name].outputs[0].shape[axis]
         return not any(n.subs(s, 0) == 0 for s in getattr(n, "free_symbols", ()))
 
-    def _nodes(self, number: int | None = None) -> list[Any]:
+    def _nodes(self, number: int | None = None) -> tuple[Any, ...]:
         """What gives each output leaf in the model's present mode: a node, or the constant that it is.
 
         Of its first form, or of the one of a ``number``.
         """
         capture, training = self._capture, self._capture.model.training
         graph = capture.graphs[training] if number is None else capture.forms[training][number].graph
-        return [*next(n for n in reversed(graph.nodes) if n.op == "output").args[0]]
+        return output_leaves(graph)
 
     def _number(self, node: Any, leaf: Sequence[Any], batch: Batch) -> int | float | None:
         """The full batch's number whose microbatches' are ``leaf``; None where sizes do not tell it."""

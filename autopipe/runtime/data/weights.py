@@ -29,6 +29,7 @@ from ...arguments import number
 from ...errors import InputError
 from ...stages import own_loss
 from ...tracing.calls.labels import DEFAULTS, FUNCTIONS, MODULES, weight_of_labels
+from ...tracing.graphs.emit import output_leaves
 from ...tracing.inputs.structure import flatten, unflatten
 from ..options import LossWeight
 from .label_losses import LabelLoss, Losses, find_losses
@@ -276,10 +277,7 @@ def _is_summed(capture: Capture) -> bool:
     mixing = capture.variation.mixing
     if mixing.sums or not mixing.summed:
         return mixing.sums
-    graph = capture.graphs[capture.model.training]
-    names = [
-        getattr(n, "name", "") for n in next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
-    ]
+    names = [getattr(n, "name", "") for n in output_leaves(capture.graphs[capture.model.training])]
     ops = capture.ops.by_name
     shapes = [ops[n].outputs[0].shape if n in ops and ops[n].outputs else (1,) for n in names]
     stand_ins = [torch.zeros([1] * len(shape), device="cpu") for shape in shapes]

@@ -216,11 +216,11 @@ class Question:
             return Verdict(loss, "it draws random numbers, once for all rows")
         first = each.losses[0].item()
         if any(
-            g is not None and not _is_close(g, x, self._tolerance)
+            g is not None and not _are_close(g, x, self._tolerance)
             for g, x in zip(given, each.losses, strict=True)
         ):
             return Verdict(loss, self._apart(one, each), is_told=False)
-        if again is not None and not _is_close(again, each.losses[0], self._tolerance):
+        if again is not None and not _are_close(again, each.losses[0], self._tolerance):
             return Verdict(loss, f"it gives {again.item():.6g} where it gave {first:.6g} before for the same")
         return Verdict(loss, self._apart(one, each) or why, losses=each.losses)
 
@@ -382,10 +382,6 @@ def _or_zeros(gradient: Tensor | None, other: Tensor | None) -> Tensor:
         return gradient
     assert other is not None
     return torch.zeros_like(other)
-
-
-def _is_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    return _are_close(a.detach(), b.detach(), tolerance)
 
 
 def _are_close(a: Tensor, b: Tensor, tolerance: float) -> bool:

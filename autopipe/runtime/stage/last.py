@@ -68,18 +68,18 @@ class LastWorker(Worker):
         if not self._step.want_loss or not self._gathering.gathers:
             super()._keep_last(outputs, m)
             return
-        self._given[m] = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
-        if self._gathering.is_asked:  # the loss of each may write to what it is given
-            self._given[m] = [x.clone() if isinstance(x, Tensor) else x for x in self._given[m]]
+        is_asked = self._gathering.is_asked  # then the loss of each may write to what it is given
+        detached = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
+        self._given[m] = [x.clone() if is_asked and isinstance(x, Tensor) else x for x in detached]
         if self._step.grad:
             for given, output in zip(self._given[m], outputs, strict=True):
                 if isinstance(output, Tensor) and self._may_have_gradient(output):
                     given.requires_grad_()
             self._heads[m] = {} if self._recompute else self._roots_of(outputs)
-        if self._gathering.is_asked:
+        if is_asked:
             super()._keep_last(outputs, m)
-        elif self._step.outputs_on:
-            self.outputs[m] = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
+        else:
+            self._keep_outputs(outputs, m)
 
     def _may_have_gradient(self, output: Tensor) -> bool:
         """Whether a gradient may come back for an output; one that is made again does not tell it yet."""

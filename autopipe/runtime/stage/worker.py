@@ -286,10 +286,8 @@ class Worker:
         return self._scopes[m]
 
     def _keep_last(self, outputs: tuple[Any, ...], m: int) -> None:
-        step = self._step
-        if step.outputs_on:
-            self.outputs[m] = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
-        if step.want_loss:
+        self._keep_outputs(outputs, m)
+        if self._step.want_loss:
             if self._is_bare:
                 loss = self._loss(outputs, self._targets[m], m)
             else:
@@ -297,6 +295,10 @@ class Worker:
                     loss = self._loss(outputs, self._targets[m], m)
             self.losses[m] = None if loss is None else loss.detach()
             self._roots[m] = loss if loss is not None and loss.requires_grad else None
+
+    def _keep_outputs(self, outputs: Sequence[Any], m: int) -> None:
+        if self._step.outputs_on:
+            self.outputs[m] = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
 
     def _not_finite(self, outputs: tuple[Any, ...], m: int) -> list[str]:
         bad = [f"parameter {n}" for n, p in self.stage.named_parameters() if not _is_finite(p)]

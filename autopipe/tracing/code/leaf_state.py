@@ -37,10 +37,10 @@ __all__ = [
     "changed",
     "codes_of",
     "goes_by",
-    "held_by_class",
     "read_by",
     "state_of",
     "tell_left",
+    "values_of_class",
 ]
 
 LeafState = dict[tuple[int, str], tuple[Any, Any]]
@@ -62,8 +62,8 @@ def state_of(inside: Sequence[nn.Module]) -> LeafState:
         held, asked, number = vars(module), goes_by(cls), id(module)
         if module._buffers:
             out.update({(number, n): (b, ()) for n, b in module._buffers.items() if n in asked})
-        on_class = {name: getattr(cls, name, None) for name in held_by_class(cls) if name not in held}
-        for name, value in {**{name: held[name] for name in asked.intersection(held)}, **on_class}.items():
+        on_module = {name: held[name] for name in asked.intersection(held)}
+        for name, value in {**values_of_class(cls), **on_module}.items():
             out[number, name] = value, () if type(value) in _HOLD_NOTHING else _content(value)
     return out
 
@@ -247,6 +247,11 @@ def held_by_class(cls: Any) -> frozenset[str]:
     stored = {name for code in codes_of(cls) for name in attributes_stored(code)}
     held = {name: value for each in reversed(own) for name, value in vars(each).items()}
     return goes_by(cls) & {n for n, v in held.items() if isinstance(v, _FILLED if n not in stored else _HELD)}
+
+
+def values_of_class(cls: Any) -> dict[str, Any]:
+    """What a class holds now of that; nothing of what it has lost since."""
+    return {name: getattr(cls, name, None) for name in held_by_class(cls)}
 
 
 @functools.lru_cache(maxsize=1 << 10)

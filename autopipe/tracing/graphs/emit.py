@@ -16,7 +16,7 @@ from ..calls.call import Recording, map_calls
 from ..calls.memory import written
 from .scope import OWN, attach
 
-__all__ = ["graph", "module"]
+__all__ = ["graph", "module", "output_leaves"]
 
 
 def graph(recording: Recording) -> fx.Graph:
@@ -45,6 +45,13 @@ def graph(recording: Recording) -> fx.Graph:
             meta = nodes[id(call)].meta
             meta["writers"] = writers | meta.get("writers", frozenset())
     return out
+
+
+def output_leaves(graph: fx.Graph) -> tuple[Any, ...]:
+    """What gives each leaf of a graph's output: a node, or the constant that it is."""
+    last = next(node for node in reversed(graph.nodes) if node.op == "output")
+    leaves: Any = last.args[0]
+    return tuple(leaves)
 
 
 def module(

@@ -12,6 +12,7 @@ from torch import fx
 
 from ..inputs.structure import Spec
 from ..inputs.writes import numbers_left
+from .emit import output_leaves
 
 __all__ = ["left_in", "numbers_left_by"]
 
@@ -40,5 +41,4 @@ def numbers_left_by(graph: fx.Graph, output: Spec, values: Mapping[str, Any]) ->
 
 def left_in(graph: fx.Graph, output: Spec) -> dict[str, Any]:
     """By path and name, the node or constant that a form with an ``output`` leaves in an attribute."""
-    last = next(node for node in reversed(graph.nodes) if node.op == "output")
-    return numbers_left(output, last.args[0])
+    return numbers_left(output, output_leaves(graph))

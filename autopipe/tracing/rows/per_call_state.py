@@ -22,7 +22,7 @@ from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from ..calls.likeness import is_equal
-from ..code.leaf_state import held_by_class
+from ..code.leaf_state import values_of_class
 from ..code.leaves import is_atomic
 from ..code.own_code import OwnCode
 from ..inputs.held_numbers import names_inside, numbers_of
@@ -372,9 +372,7 @@ def _held(model: nn.Module, weights: Sequence[str]) -> Iterator[tuple[str, Any]]
     own = dict(model.named_parameters())
     yield from ((name, own[name].detach().clone()) for name in weights if name in own)
     for path, module in model.named_modules():
-        cls: Any = type(module)
-        on_class = {name: getattr(cls, name, None) for name in held_by_class(cls)}
-        for name, value in {**on_class, **vars(module)}.items():
+        for name, value in {**values_of_class(type(module)), **vars(module)}.items():
             shown = f"{path}.{name}".lstrip(".")
             if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
                 yield shown, torch.from_numpy(value.copy())

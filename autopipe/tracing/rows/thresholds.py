@@ -308,13 +308,16 @@ def _lines_together(steps: Sequence[dis.Instruction]) -> list[list[dis.Instructi
     ends: dict[int, int] = {}
     for first, last in spans:
         ends[first] = max(ends.get(first, first), last if last - first <= _MOST_LINES else first)
-    places, end = dict[int, int](), -1
+    lines: list[list[dis.Instruction]] = []
+    line_of: dict[int, list[dis.Instruction]] = {}
+    end = -1
     for first in sorted(ends):
-        places[first] = len({*places.values()}) - (first <= end)
+        if first > end:
+            lines.append([])
+        line_of[first] = lines[-1]
         end = max(end, ends[first])
-    lines: list[list[dis.Instruction]] = [[] for _ in {*places.values()}]
     for step, (first, _) in zip(steps, spans, strict=True):
-        lines[places[first]].append(step)
+        line_of[first].append(step)
     return lines
 
 

@@ -40,12 +40,11 @@ class Mixing:
     where that is not ``"unknown"``, means that are single numbers apart. ``by_call`` are buffers
     and attributes that a training forward leaves otherwise when it is called on the rows in two batches,
     where nothing else is to be said of them; ``left`` are those where there is. ``carried`` says what it
-    leaves for the next call, which goes
-    by it. ``one_row`` says what drops the axis of rows where there is one, or fails there: microbatches then
-    have two or more. ``beyond``: how many rows nothing mixes, where something mixes more of them, and what.
-    ``untold`` says why it could not be told whether rows depend on one another, ``unasked`` of how many it
-    was not asked, and why. ``shared_draws``: names of the ops, of code that stays whole, which draw numbers
-    that are of no row.
+    leaves for the next call, which goes by it. ``one_row`` says what drops the axis of rows where there is
+    one, or fails there: microbatches then have two or more. ``beyond``: how many rows nothing mixes, where
+    something mixes more of them, and what. ``untold`` says why it could not be told whether rows depend on
+    one another, ``unasked`` of how many it was not asked, and why. ``shared_draws``: names of the ops, of
+    code that stays whole, which draw numbers that are of no row.
     """
 
     always: str = ""

@@ -74,14 +74,13 @@ class Snapshot:
         self.reached = reached(model, is_first)
         self.spent = Spent(model, self.reached) if holds_back else None
         self.modules = [(path, m, _Held(vars(m))) for path, m in modules_in(model)]
-        weights = [p for _, p in parameters_in(model)]
-        self.weights = [(p, p.requires_grad) for p in weights]
-        self._weights, self._taking = weights, [takes for _, takes in self.weights]
+        self.weights = [p for _, p in parameters_in(model)]
+        self._taking = [p.requires_grad for p in self.weights]
         # a scripted module keeps its mode where its attributes do not show it
         self.scripted = [(m, m.training) for _, m, _ in self.modules if isinstance(m, torch.jit.ScriptModule)]
         self.beside = _Beside(self.reached)
         buffers = (b for _, b in buffers_in(model))
-        small = (t for t in (*weights, *(t for _, _, t in self.reached.tensors)) if _is_small(t))
+        small = (t for t in (*self.weights, *(t for _, _, t in self.reached.tensors)) if _is_small(t))
         written = map(model.get_parameter, _WRITTEN.get(model, ()))
         self.tensors = {
             id(t): (t, t.detach().clone()) for t in (*buffers, *small, *written) if not _is_absent(t)
@@ -89,7 +88,7 @@ class Snapshot:
         self.switches_plainly = all(_switches_plainly(m) for _, m, _ in self.modules)
         self.generators = [saved(g) for _, _, g in self.reached.generators]
         self.seeded = saved(torch.default_generator)
-        self.devices = [d for d in {t.device for t in weights} if accelerator.is_async(d)]
+        self.devices = [d for d in {t.device for t in self.weights} if accelerator.is_async(d)]
         containers = (c for _, m, held in self.modules for c in (vars(m), *(v for _, v, _ in held.contents)))
         self.glance = self.beside.glance([*containers], [*self.tensors.values()])
         self._switches_flags_alone: bool | None = None
@@ -159,9 +158,9 @@ class Snapshot:
             put_back()
 
     def _put_back_gradients(self) -> None:
-        if [*map(_takes_gradients, self._weights)] == self._taking:
+        if [*map(_takes_gradients, self.weights)] == self._taking:
             return
-        for weight, takes in self.weights:
+        for weight, takes in zip(self.weights, self._taking, strict=True):
             if weight.requires_grad is not takes:
                 weight.requires_grad_(takes)
 
@@ -447,7 +446,7 @@ def preserved(
     """
     snapshot = Snapshot(model, is_first, holds_back=holds_back)
     python, numpy = random.getstate(), np.random.get_state()
-    gradients = [(p, p.grad) for p, _ in snapshot.weights]
+    gradients = [(p, p.grad) for p in snapshot.weights]
     kind = snapshot.devices[0].type if snapshot.devices else "cpu"
     with torch.random.fork_rng(devices=snapshot.devices, device_type=kind):
         try:
