@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .errors import InputError
+from .presets import ADAM
 from .schema import Bytes, Count, Index
 from .units import parse_bytes
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from .schedule import Schedule
 
 __all__ = [
-    "ADAM",
     "RankMemory",
     "StageMemory",
     "memory_limits",
@@ -43,9 +43,6 @@ __all__ = [
     "tied_bytes",
     "whole_at_once",
 ]
-
-ADAM = 2.0
-"""Optimizer bytes per parameter byte of Adam in the parameters' own dtype: two moments."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -141,23 +138,12 @@ def rank_memory(
     return tuple(out)
 
 
-def tied_bytes(
-    plan: Plan,
-    optimizer_bytes_per_parameter_byte: float = ADAM,
-    placement: Sequence[int] | None = None,
-) -> tuple[int, ...]:
+def tied_bytes(plan: Plan, placement: Sequence[int] | None = None) -> tuple[int, ...]:
     """Per rank, what its stages together count too often: weights, gradients and optimizer state of ties.
 
     ``placement`` is the rank of each stage, by default the plan's.
     """
-    out = [0] * plan.n_ranks
-    placed = plan.placement if placement is None else placement
-    for tie in plan.ties:
-        holders = [placed[s] for s in tie.stages]
-        for rank in set(holders):
-            extra = (holders.count(rank) - 1) * tie.n_bytes
-            out[rank] += extra * 2 + round(extra * optimizer_bytes_per_parameter_byte)
-    return tuple(out)
+    return tuple(round(n * plan.held_ratio) for n in plan.repeated_bytes(placement))
 
 
 def _asked_limits(plan: Plan) -> tuple[int | None, ...]:
@@ -270,5 +256,5 @@ def _buffers(plan: Plan) -> Mapping[int, int]:
 
 
 def optimizer_ratio(plan: Plan) -> float:
-    """Optimizer bytes per parameter byte, from the plan's settings or Adam's."""
+    """Optimizer bytes per byte of trained parameter, from the plan's settings or Adam's."""
     return float(plan.settings.get("optimizer_bytes_per_parameter_byte", ADAM))

@@ -27,6 +27,7 @@ from .graph import OpGraph, ParameterSpec
 from .units import dtype_bytes
 
 __all__ = [
+    "ADAM",
     "OFFLOADS",
     "OPTIMIZERS",
     "PRECISIONS",
@@ -43,6 +44,8 @@ Precision = Literal["fp32", "bf16-mixed", "bf16", "fp8"]
 Optimizer = Literal["adam", "sgd", "sgd-momentum", "muon", "adam-8bit"]
 Offload = Literal["never", "optimizer", "activations", "all"]
 
+ADAM = 2.0
+"""Optimizer bytes per parameter byte of Adam in the parameters' own dtype: two moments."""
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 OFFLOADS: tuple[str, ...] = get_args(Offload)

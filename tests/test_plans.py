@@ -74,6 +74,23 @@ def test_a_plan_of_another_model_is_told():
     assert diff.to_dict()["model"] == [plan.model, "Other"]
 
 
+def test_what_was_asked_for_and_where_stages_run_is_told():
+    plan = make_plan(settings={"memory_limit": [1, 2, 3, 4], "pin": {"head": 3}, "costs": "measured"})
+    settings = {"memory_limit": 9, "pin": {"head": 3}, "costs": "estimated"}
+    ranks = (1, 0, 2, 3)
+    stages = tuple(dataclasses.replace(s, rank=r) for s, r in zip(plan.stages, ranks, strict=True))
+    diff = plan.diff(dataclasses.replace(plan, settings=settings, stages=stages))
+    assert diff.asked == (
+        ("memory_limit", ("1", "2", "3", "4"), (9,)),
+        ("ranks of stages", (0, 1, 2, 3), ranks),
+    )
+    assert not diff.is_empty
+    assert "2 settings asked for differently" in str(diff)
+    assert diff.to_dict()["asked"][1] == {
+        "setting": "ranks of stages", "before": [0, 1, 2, 3], "after": [1, 0, 2, 3],
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -83,6 +100,12 @@ def test_a_plan_of_another_model_is_told():
         (lambda d: d["ties"][0].update(seconds=-1.0), "ties[0].seconds"),
         (lambda d: d["settings"].update(ties="synk"), "ties"),
         (lambda d: d["settings"].update(recompute="sometimes"), "recompute"),
+        (lambda d: d["settings"].update(recompute="always"), "settings.recompute"),
+        (
+            lambda d: (d["settings"].update(recompute="never"), d["stages"][1].update(recompute=True)),
+            "stage 1",
+        ),
+        (lambda d: d["settings"].update(ties="colocate"), "settings.ties"),
     ],
 )
 def test_a_plan_that_contradicts_itself_is_refused_by_its_place(change, named):

@@ -31,11 +31,12 @@ def _(diff: PlanDiff) -> tuple[Table, ...]:
         ("op", "moved", diff.moved),
         ("value", "crossing differently", diff.crossing),
         ("parameter", "tied differently", diff.ties),
+        ("setting", "asked for differently", diff.asked),
     )
     more = [
         Table(
             f"{len(changes)} {what}s {how}" if len(changes) != 1 else f"1 {what} {how}",
-            (Column("what", what), Column("before", "was in"), Column("after", "now in")),
+            (Column("what", what), Column("before", "before"), Column("after", "after")),
             tuple((name, word(a), word(b)) for name, a, b in changes),
         )
         for what, how, changes in parts

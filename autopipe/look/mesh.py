@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import html as escape_
 import itertools
 import math
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..arguments import whole
 from ..errors import InputError
-from ..plans import Plan
+from ..plans import Plan, rank_bytes
 from ..shown import Shown
 from .colours import colour
 from .table import Column, Table, count, nbytes, runs, seconds
@@ -112,14 +113,24 @@ class Mesh(Shown):
     @property
     def step_bytes(self) -> dict[tuple[int, int], int]:
         """(sender, receiver) among a pipeline's ranks → bytes of values and gradients in a step."""
-        plan, out = self.plan, collections.Counter[tuple[int, int]]()
-        for b in plan.boundaries:
-            for destination in b.destinations:
-                ends = plan.placement[b.source], plan.placement[destination]
-                if ends[0] != ends[1]:
-                    out[ends] += b.n_bytes * plan.n_microbatches
-                    out[ends[::-1]] += b.n_bytes * plan.n_microbatches * b.differentiable
-        return {ends: n for ends, n in out.items() if n}
+        return {ends: sum(sizes) * self.plan.n_microbatches for ends, sizes in self.messages.items()}
+
+    @functools.cached_property
+    def messages(self) -> dict[tuple[int, int], list[int]]:
+        """(sender, receiver) among a pipeline's ranks → bytes of each message that a microbatch sends.
+
+        One from stage to stage, and one of the gradients back.
+        """
+        plan, sizes = self.plan, collections.Counter[tuple[int, int]]()
+        for source, destination, b in plan.handed:
+            sizes[source, destination] += b.n_bytes
+            sizes[destination, source] += b.n_bytes * b.differentiable
+        out = collections.defaultdict[tuple[int, int], list[int]](list)
+        for (source, destination), n_bytes in sizes.items():
+            ends = plan.placement[source], plan.placement[destination]
+            if n_bytes and ends[0] != ends[1]:
+                out[ends].append(n_bytes)
+        return dict(out)
 
 
 @headline.register
@@ -145,19 +156,12 @@ def _process_table(mesh: Mesh) -> Table:
         Column("parameter_bytes", "weights", nbytes),
         Column("memory_bytes", "memory", nbytes),
     )
-    held = [[s for s in mesh.plan.stages if s.rank == r] for r in range(mesh.plan.n_ranks)]
-    rows = tuple(
-        (
-            p.host,
-            p.rank,
-            p.replica,
-            p.pipeline_rank,
-            tuple(s.index for s in held[p.pipeline_rank]),
-            sum(s.parameter_bytes for s in held[p.pipeline_rank]),
-            sum(s.memory_bytes for s in held[p.pipeline_rank]),
-        )
-        for p in mesh.processes
-    )
+    plan, held = mesh.plan, []
+    for rank, again in enumerate(plan.repeated_bytes()):
+        own = [s for s in plan.stages if s.rank == rank]
+        weights = sum(s.parameter_bytes for s in own) - again
+        held.append((tuple(s.index for s in own), weights, rank_bytes(plan, rank)))
+    rows = tuple((p.host, p.rank, p.replica, p.pipeline_rank, *held[p.pipeline_rank]) for p in mesh.processes)
     return Table("Processes", columns, rows)
 
 
@@ -180,7 +184,7 @@ def _message_table(mesh: Mesh) -> Table:
             ways[ranks[a].host == ranks[b].host].append(replica)
         planned = _way(cluster.host(a) == cluster.host(b))
         for is_near, replicas in sorted(ways.items()):
-            took = cluster.link(a, b).seconds(n_bytes)
+            took = sum(map(cluster.link(a, b).seconds, mesh.messages[a, b])) * mesh.plan.n_microbatches
             rows.append((a, b, n_bytes, _way(is_near), tuple(replicas), planned, took))
     wrong = any(row[3] != row[5] for row in rows)
     note = "Some ways are not as planned: plan on a cluster of these hosts." if wrong else ""
@@ -195,14 +199,15 @@ def _sum_table(mesh: Mesh) -> Table:
         Column("n_bytes", "gradients", nbytes),
         Column("way", "way"),
     )
-    rows = []
+    rows, again = [], mesh.plan.repeated_bytes()
     for own in range(mesh.plan.n_ranks if mesh.n_replicas > 1 else 0):
         members = [p for p in mesh.processes if p.pipeline_rank == own]
-        n_bytes = sum(s.parameter_bytes for s in mesh.plan.stages if s.rank == own)
+        n_bytes = sum(s.gradient_bytes for s in mesh.plan.stages if s.rank == own)
         is_near = len({p.host for p in members}) == 1
-        rows.append((own, tuple(p.rank for p in members), n_bytes, _way(is_near)))
+        if n_bytes:
+            rows.append((own, tuple(p.rank for p in members), n_bytes - again[own], _way(is_near)))
     return Table(
-        "Gradients summed over replicas", columns, tuple(rows), "As large as the weights they are of."
+        "Gradients summed over replicas", columns, tuple(rows), "As large as the weights that are trained."
     )
 
 
@@ -251,7 +256,7 @@ def _box(mesh: Mesh, p: Process, left: float, top: float) -> str:
     words = (
         f"rank {p.rank}, host {p.host}",
         f"stage{'s' * (len(stages) > 1)} {runs([s.index for s in stages])}",
-        nbytes(sum(s.memory_bytes for s in stages)),
+        nbytes(rank_bytes(mesh.plan, p.pipeline_rank)),
     )
     lines = "".join(
         f'<text x="{left + WIDE / 2:.0f}" y="{top + 18 + 18 * i:.0f}" text-anchor="middle" font-size="12">'

@@ -19,7 +19,7 @@ from ..costs import CostTable
 from ..errors import InputError
 from ..graph import OpGraph
 from ..memory import memory_limits
-from ..plans import Plan
+from ..plans import Plan, rank_bytes
 from ..simulator import Report, Timeline, simulate
 from ..units import n_of, parse_bytes
 from .cut_reasons import cut_reasons
@@ -106,7 +106,8 @@ def _figures(
     limit = memory_limits(plan)[fullest]
     room = f"rank {fullest}" + (f", limit {nbytes(limit)}" if limit is not None else ", no limit given")
     out.append(("fullest rank", nbytes(_rank_memory(plan, predicted, fullest)), room))
-    sent = sum(b.n_bytes * len(b.destinations) * (1 + b.differentiable) for b in plan.boundaries)
+    between = [b for s, d, b in plan.handed if plan.placement[s] != plan.placement[d]]
+    sent = sum(b.n_bytes * (1 + b.differentiable) for b in between)
     ties = sum(t.mode == "sync" for t in plan.ties)
     note = f"{len(plan.boundaries)} values" + (f", {ties} tied summed" if ties else "")
     out.append(("sent per step", nbytes(sent * plan.n_microbatches), note))
@@ -131,7 +132,7 @@ def _bound(least_s: float) -> str:
 def _rank_memory(plan: Plan, predicted: Timeline, rank: int) -> float:
     if predicted.peak_bytes:
         return predicted.peak_bytes[rank]
-    return sum(s.memory_bytes for s in plan.stages if s.rank == rank)
+    return rank_bytes(plan, rank)
 
 
 def _stages(plan: Plan) -> Section:

@@ -9,7 +9,7 @@ model's graph to ``between``; a figure that two plans are compared by to ``diff`
 """
 
 from .between import check_between, crossing, shared
-from .diff import PlanDiff
+from .diff import PlanDiff, rank_bytes
 from .parts import Boundary, Bounds, Candidate, StagePlan, Tie
 from .plan import Plan, check_plan
 
@@ -24,5 +24,6 @@ __all__ = [
     "check_between",
     "check_plan",
     "crossing",
+    "rank_bytes",
     "shared",
 ]

@@ -12,7 +12,7 @@ from ..shown import Shown
 if TYPE_CHECKING:
     from .plan import Plan
 
-__all__ = ["PlanDiff", "compare"]
+__all__ = ["PlanDiff", "compare", "rank_bytes"]
 
 Change = tuple[str, tuple[Any, ...], tuple[Any, ...]]
 """A name with what it was and what it is; () where it was not, or is no more."""
@@ -29,6 +29,7 @@ class PlanDiff(Shown):
     moved: ops with the stages that compute them.
     crossing: values with the stage that sends them and those that take them.
     ties: shared parameters with their mode and stages.
+    asked: settings that a plan is asked for by, the ranks of its stages and what these compute on.
     """
 
     figures: tuple[tuple[str, float, float, str], ...]
@@ -37,13 +38,14 @@ class PlanDiff(Shown):
     moved: tuple[Change, ...]
     crossing: tuple[Change, ...]
     ties: tuple[Change, ...]
+    asked: tuple[Change, ...]
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing changed."""
         pairs = self.model, self.schedule, *((a, b) for _, a, b, _ in self.figures)
         differs = any(a != b for a, b in pairs)
-        return not (differs or self.moved or self.crossing or self.ties)
+        return not (differs or self.moved or self.crossing or self.ties or self.asked)
 
     def worse(self, threshold: float = 0.0) -> tuple[str, ...]:
         """Step time and the fullest rank's memory, where they grow by more than a fraction ``threshold``."""
@@ -57,7 +59,8 @@ class PlanDiff(Shown):
             "model": list(self.model),
             "schedule": list(self.schedule),
         }
-        for name, key in (("moved", "op"), ("crossing", "value"), ("ties", "parameter")):
+        keys = {"moved": "op", "crossing": "value", "ties": "parameter", "asked": "setting"}
+        for name, key in keys.items():
             rows: tuple[Change, ...] = getattr(self, name)
             out[name] = [{key: what, "before": list(a), "after": list(b)} for what, a, b in rows]
         return out
@@ -79,7 +82,28 @@ def compare(plan: Plan, other: Plan) -> PlanDiff:
             {t.parameter: (t.mode, *t.stages) for t in plan.ties},
             {t.parameter: (t.mode, *t.stages) for t in other.ties},
         ),
+        asked=_changed(_asked(plan), _asked(other)),
     )
+
+
+_ASKED = (
+    "balance", "ties", "pin", "together", "uncut", "clone", "sender_pays", "device_order", "recompute",
+    "overlap", "memory_limit", "optimizer_bytes_per_parameter_byte", "precision", "optimizer", "offload",
+)  # fmt: skip
+"""The settings that say what was asked for, and not what came of it or of which costs."""
+
+
+def _asked(plan: Plan) -> dict[str, tuple[Any, ...]]:
+    """What a plan was asked for by, in values that compare as its file has them."""
+    found = {name: plan.settings[name] for name in _ASKED if plan.settings.get(name) not in (None, [], {})}
+    placed = {"ranks of stages": plan.placement, "devices": tuple(d.name for d in plan.cluster.devices)}
+    return {**{name: _row(value) for name, value in found.items()}, **placed}
+
+
+def _row(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, Mapping):
+        return tuple(f"{name}={item}" for name, item in sorted(value.items()))
+    return tuple(map(str, value)) if isinstance(value, (list, tuple)) else (value,)
 
 
 def _changed(
@@ -96,10 +120,10 @@ def _figures(plan: Plan) -> tuple[tuple[str, float, str], ...]:
     return (
         ("step", plan.step_s, "s"),
         ("slowest stage", plan.bounds.bottleneck_s, "s"),
-        ("fullest rank", max(_rank_bytes(plan, rank) for rank in range(plan.n_ranks)), "bytes"),
+        ("fullest rank", max(rank_bytes(plan, rank) for rank in range(plan.n_ranks)), "bytes"),
         (
             "sent forward per microbatch",
-            sum(b.n_bytes * len(b.destinations) for b in plan.boundaries),
+            sum(b.n_bytes for s, d, b in plan.handed if plan.placement[s] != plan.placement[d]),
             "bytes",
         ),
         ("stages", plan.n_stages, ""),
@@ -110,16 +134,13 @@ def _figures(plan: Plan) -> tuple[tuple[str, float, str], ...]:
     )
 
 
-def _rank_bytes(plan: Plan, rank: int) -> int:
+def rank_bytes(plan: Plan, rank: int) -> int:
     """A rank's peak: what stays of its stages, tied copies once, and the fullest moment of its schedule."""
     own = [s for s in plan.stages if s.rank == rank]
     if len(own) < 2:
         return sum(s.memory_bytes for s in own)
     still = sum(s.memory_bytes - s.in_flight * s.saved_bytes - s.workspace_bytes for s in own)
-    ratio = 2 + float(plan.settings.get("optimizer_bytes_per_parameter_byte", 2.0))
-    for tie in plan.ties:
-        copies = sum(s.index in tie.stages for s in own)
-        still -= round(max(0, copies - 1) * tie.n_bytes * ratio)
+    still -= round(plan.repeated_bytes()[rank] * plan.held_ratio)
     schedule = build(
         plan.schedule, plan.n_ranks, plan.n_stages, plan.n_microbatches, placement=plan.placement
     )

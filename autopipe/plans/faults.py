@@ -110,6 +110,15 @@ def _faults_of_settings(plan: Plan) -> Iterator[tuple[str, str]]:
                 parse_bytes(limit)
     except InputError as error:
         yield "settings.memory_limit", f"cannot be: {error}"
+    again = [s.recompute or bool(s.recomputed) for s in plan.stages]
+    if given.get("recompute") == "never" and any(again):
+        yield "settings.recompute", f"is 'never', and stage {again.index(True)} runs ops again"
+    trains = any(s.gradient_bytes for s in plan.stages)
+    if given.get("recompute") == "always" and trains and not all(s.recompute for s in plan.stages):
+        yield "settings.recompute", "is 'always', and not every stage runs all again"
+    apart = [tie.parameter for tie in plan.ties if tie.mode == "sync"]
+    if given.get("ties") == "colocate" and trains and apart and ranks == n:
+        yield "settings.ties", f"is 'colocate', and {apart[0]!r} is on several ranks"
     for name, stage in given.get("pin", {}).items():
         if not -n <= stage < n:
             yield f"settings.pin[{name!r}]", f"is stage {stage}, of {n} stages"

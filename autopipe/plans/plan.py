@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..arguments import brief
@@ -15,6 +15,7 @@ from ..costs import Degrees
 from ..errors import InputError, PlanError
 from ..files import write_text
 from ..hardware import Cluster
+from ..presets import ADAM
 from ..schema import Count, Index, Name, Seconds, build, differs, load, parse, refuse, versioned, written
 from ..shown import Shown
 from .diff import PlanDiff, compare
@@ -88,6 +89,42 @@ class Plan(Shown):
         for stage in self.stages:
             loads[stage.rank] += stage.seconds
         return tuple(loads)
+
+    @functools.cached_property
+    def handed(self) -> tuple[tuple[int, int, Boundary], ...]:
+        """(from stage, to stage, what crosses), a row for each stage that takes a value of another.
+
+        A value goes to each other rank once, to the first of the rank's stages that needs it, which hands it
+        on to the others.
+        """
+        rows = []
+        for b in self.boundaries:
+            holder = {self.placement[b.source]: b.source}
+            for d in sorted(b.destinations):
+                source = holder.setdefault(self.placement[d], d)
+                rows.append((b.source if source == d else source, d, b))
+        return tuple(rows)
+
+    @property
+    def held_ratio(self) -> float:
+        """Bytes of weight, gradient and optimizer state per byte of a tied parameter.
+
+        1 where the stages have no gradients, as of a plan that trains nothing.
+        """
+        state = float(self.settings.get("optimizer_bytes_per_parameter_byte", ADAM))
+        return 2 + state if any(s.gradient_bytes for s in self.stages) else 1.0
+
+    def repeated_bytes(self, placement: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Per rank, the weight bytes of tied parameters that its stages count after the first with each.
+
+        ``placement`` is the rank of each stage, by default the plan's.
+        """
+        placed, out = self.placement if placement is None else placement, [0] * self.n_ranks
+        for tie in self.ties:
+            holders = [placed[s] for s in tie.stages]
+            for rank in set(holders):
+                out[rank] += (holders.count(rank) - 1) * tie.n_bytes
+        return tuple(out)
 
     @functools.cached_property
     def stages_of(self) -> Mapping[str, tuple[int, ...]]:

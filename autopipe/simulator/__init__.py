@@ -9,7 +9,7 @@ from .chrome_trace import chrome_trace
 from .plan_inputs import plan_schedule, plan_transfers, stage_times
 from .recorded import Ran, Recorded, make_report
 from .report import DRIFTED, Report, StageReport
-from .simulate_plan import in_turn_s, simulate
+from .simulate_plan import check_costs, in_turn_s, simulate
 from .simulate_schedule import simulate_schedule
 from .timeline import Timeline
 from .timeline_data import Event, Sent
@@ -29,6 +29,7 @@ __all__ = [
     "Transfer",
     "Watchable",
     "Watched",
+    "check_costs",
     "chrome_trace",
     "in_turn_s",
     "make_report",

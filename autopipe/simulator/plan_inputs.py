@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ..memory import memory_limits, optimizer_ratio, plan_memory, tied_bytes
+from ..memory import memory_limits, plan_memory, tied_bytes
 from ..plans import Plan
 from ..schedule import Schedule, StageTimes, Transfer, build
 
@@ -37,7 +37,7 @@ def plan_schedule(plan: Plan, name: str | None = None, n_microbatches: int | Non
 def _budgets(plan: Plan) -> list[float]:
     """Per rank, what its limit leaves beside weights, gradients, optimizer state, buffers and workspace."""
     memory, budgets = plan_memory(plan), []
-    shared = tied_bytes(plan, optimizer_ratio(plan))
+    shared = tied_bytes(plan)
     for rank, limit in enumerate(memory_limits(plan)):
         own = [m for m, placed in zip(memory, plan.placement, strict=True) if placed == rank]
         taken = sum(m.static_bytes + m.boundary_bytes for m in own) - shared[rank]
@@ -61,17 +61,7 @@ def stage_times(plan: Plan) -> tuple[StageTimes, ...]:
 
 
 def plan_transfers(plan: Plan) -> tuple[Transfer, ...] | None:
-    """What crosses between a plan's stages, one transfer per value and consumer; None where none is known.
-
-    A value goes to each other rank once, to the first of the rank's stages that needs it, which hands it on.
-    """
+    """What crosses between a plan's stages, one transfer per value and consumer; None where none is known."""
     if not plan.boundaries:
         return None
-    transfers = []
-    for b in plan.boundaries:
-        holder = {plan.placement[b.source]: b.source}
-        for d in sorted(b.destinations):
-            source = holder.setdefault(plan.placement[d], d)
-            source = b.source if source == d else source
-            transfers.append(Transfer(source, d, b.n_bytes, b.differentiable, b.value))
-    return tuple(transfers)
+    return tuple(Transfer(s, d, b.n_bytes, b.differentiable, b.value) for s, d, b in plan.handed)

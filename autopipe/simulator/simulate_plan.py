@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ..arguments import brief, flag, one_of, whole
 from ..costs import CostTable
 from ..errors import InputError
-from ..memory import StageMemory, optimizer_ratio, plan_memory, tied_bytes
+from ..memory import StageMemory, plan_memory, tied_bytes
 from ..plans import Plan
 from ..schedule import NAMES, Schedule
 from ..units import n_of
@@ -19,7 +19,7 @@ from .plan_inputs import plan_schedule, plan_transfers, stage_times
 from .simulate_schedule import simulate_schedule
 from .timeline import Timeline
 
-__all__ = ["in_turn_s", "simulate"]
+__all__ = ["check_costs", "in_turn_s", "simulate"]
 
 _AGREED, _LOSS = 24, 8
 """Bytes that each rank shows the next before a step, and those of the loss."""
@@ -56,7 +56,7 @@ def simulate(
     if most_whole is not None:
         most_whole = whole("most_whole", most_whole)
     if costs is not None:
-        _check_costs(plan, costs)
+        check_costs(plan, costs)
     chosen = _chosen(plan, schedule, n_microbatches)
     placed, training = chosen.placement, chosen.has_backward
     memory = [
@@ -74,7 +74,7 @@ def simulate(
         loss_s=_loss_s(plan, placed[-1]),
         optimizer_s=_optimizer_s(plan, placed) if training else 0.0,
         memory=_sharded(memory, chosen, shards, most_whole),
-        shared_bytes=tied_bytes(plan, optimizer_ratio(plan), placed),
+        shared_bytes=tied_bytes(plan, placed),
         overlap=overlap,
         alone=float(plan.settings.get("alone", 1.0)),
         gather_s=[_gather_s(plan, stage.parameter_bytes, shards) for stage in plan.stages],
@@ -120,7 +120,7 @@ def _tie_s(plan: Plan, placed: Sequence[int]) -> list[float]:
     return out
 
 
-def _check_costs(plan: Plan, costs: CostTable) -> None:
+def check_costs(plan: Plan, costs: CostTable) -> None:
     """Raise :class:`InputError` for costs that are not those of a plan's ops and microbatches."""
     if not isinstance(costs, CostTable):
         raise InputError(f"costs is {brief(costs)}; it must be a CostTable")

@@ -5,10 +5,14 @@ import json
 
 import look_examples
 import pytest
+from plans import make_plan
 
 from autopipe import InputError
-from autopipe.hardware import Cluster
+from autopipe.hardware import Cluster, Link
 from autopipe.look import Mesh, report, tables
+from autopipe.look.table import nbytes
+from autopipe.plans import rank_bytes
+from autopipe.simulator import simulate
 
 
 def plan(cluster=None):
@@ -69,3 +73,42 @@ def test_in_the_report_and_in_a_cell():
 def test_dims_that_do_not_fit(dims, word):
     with pytest.raises(InputError, match=word):
         Mesh.parse(plan(), dims)
+
+
+def folded(**changes):
+    """Four stages folded over two ranks, so that values stay on a rank or go there once for two stages."""
+    made = make_plan(schedule="zbv")
+    stages = (
+        dataclasses.replace(s, rank=rank, in_flight=2, memory_bytes=4 * 400 + 2 * 1000 + 50, **changes)
+        for s, rank in zip(made.stages, (0, 1, 1, 0), strict=True)
+    )
+    cluster = Cluster.uniform(2, link=Link(0.01, 1e5))
+    return dataclasses.replace(made, stages=tuple(stages), cluster=cluster)
+
+
+def test_what_stays_on_a_rank_is_not_sent_and_a_value_goes_to_a_rank_once():
+    made = folded()
+    mesh = Mesh(made, {})
+    # forward op0 to rank 1 and op2 back to rank 0, and a gradient of each: of op0 and op1 the rest stays
+    assert mesh.step_bytes == {(0, 1): 1000 * 8, (1, 0): 1000 * 8}
+    sent = sum(t.n_bytes for t in simulate(made).transfers)
+    assert sum(mesh.step_bytes.values()) == sent
+    figures = {what: value for what, value, _, _ in made.diff(made).figures}
+    assert figures["sent forward per microbatch"] == 1000
+    assert f"<dd>{nbytes(sent)}<small>" in report(made)
+    _, messages = tables(mesh)
+    assert [row[-1] for row in messages.rows] == pytest.approx([2 * 8 * (0.01 + 500 / 1e5)] * 2)
+
+
+def test_a_ranks_memory_is_its_peak_and_what_replicas_sum_are_its_gradients():
+    made = folded(gradient_bytes=300)
+    processes, _, sums = tables(Mesh(made, {"dp": 2}))
+    peaks = [rank_bytes(made, rank) for rank in range(2)]
+    assert max(peaks) < 2 * made.stages[0].memory_bytes
+    # the tied parameter of 200 bytes is in both stages of rank 0
+    assert [row[-2:] for row in processes.rows] == [(600, peaks[0]), (800, peaks[1])] * 2
+    assert [row[2] for row in sums.rows] == [400, 600]
+    assert [t.title for t in tables(Mesh(folded(gradient_bytes=0), {"dp": 2}))] == [
+        "Processes",
+        "Messages within a pipeline",
+    ]

@@ -69,7 +69,10 @@ def test_ties_on_one_rank_count_once():
     )
     assert tied_bytes(plan) == (0, 0, 0, 0)
     assert tied_bytes(together) == (0, 0, 100 + 100 + 200)
-    assert tied_bytes(together, 0.5) == (0, 0, 250)
+    half = dataclasses.replace(together, settings={"optimizer_bytes_per_parameter_byte": 0.5})
+    assert tied_bytes(half) == (0, 0, 250)
+    untrained = tuple(dataclasses.replace(s, gradient_bytes=0) for s in together.stages)
+    assert tied_bytes(dataclasses.replace(together, stages=untrained)) == (0, 0, 100)
     counted = simulate(dataclasses.replace(together, ties=())).rank_memory
     once = simulate(together).rank_memory
     assert [a.static_bytes - b.static_bytes for a, b in zip(counted, once, strict=True)] == [0, 0, 400]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 from ...errors import InputError
-from ...memory import memory_limits, optimizer_ratio, plan_memory, rank_memory, tied_bytes
+from ...memory import memory_limits, plan_memory, rank_memory, tied_bytes
 from ...plans import Plan
 from ...schedule import (
     BREADTH_FIRST,
@@ -116,7 +116,7 @@ def has_room(plan: Plan, schedule: Schedule, beside_bytes: int) -> bool:
     limits = memory_limits(plan)
     if limits[plan.placement[-1]] is None and beside_bytes > _NO_MATTER_BYTES:
         return False
-    found = rank_memory(schedule, plan_memory(plan), tied_bytes(plan, optimizer_ratio(plan)))
+    found = rank_memory(schedule, plan_memory(plan), tied_bytes(plan))
     needs = [memory.total_bytes for memory in found]
     needs[plan.placement[-1]] += beside_bytes
     return all(limit is None or need <= limit for need, limit in zip(needs, limits, strict=True))

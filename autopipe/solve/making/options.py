@@ -12,8 +12,8 @@ from typing import Any
 from ...arguments import Check, flag, mapping, names, number, plain, sequence, whole, word
 from ...errors import InputError
 from ...hardware import MOST_RANKS
-from ...memory import ADAM
 from ...plans import Plan
+from ...presets import ADAM
 from ...units import parse_bytes
 from .baselines import Weigh
 
