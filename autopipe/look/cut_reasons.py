@@ -45,17 +45,18 @@ def _own(stage: StagePlan) -> tuple[str, ...]:
 
 def _move(plan: Plan, source: StagePlan, target: StagePlan, ops: Iterable[str], costs: CostTable) -> str:
     """What the slowest stage would be if the ops nearest the cut changed sides."""
+    speeds = [device.speed for device in plan.cluster.devices]
     moved = 0.0
     names: list[str] = []
     for op in ops:
-        moved += costs[op].paced.seconds
+        moved += costs[op].paced.seconds / speeds[source.rank]
         names.append(op)
         if moved > LEAST_MOVE * source.seconds:
             break
     loads = {s.index: s.seconds for s in plan.stages}
     before = max(loads.values())
     loads[source.index] -= moved
-    loads[target.index] += moved
+    loads[target.index] += moved * speeds[source.rank] / speeds[target.rank]
     change = max(loads.values()) / before - 1 if before else 0.0
     what = names[-1] if len(names) == 1 else f"{names[-1]} and {len(names) - 1} beside it"
     verdict = f"{percent(change)} slower" if change > 5e-4 else "no slower by compute alone"

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopipe.hardware import Device
 from autopipe.look import cut_reasons, gantt, memory, plan_memory, plan_tables, tables
 from autopipe.look.graph_lanes import lanes
 from autopipe.plans import Bounds, Candidate
@@ -129,6 +130,22 @@ def test_reasons_name_each_cut_and_judge_a_move_by_the_slowest_stage():
     after = max(left.seconds - moved, right.seconds + moved, others)
     assert f"slowest stage {after * 1e3:.1f} ms" in judged[0].splitlines()[1]
     assert f"{1 - after / slowest.seconds:.1%} faster" in judged[0].splitlines()[1]
+
+
+def test_a_move_takes_as_long_as_its_new_rank_does():
+    fast, slow = Device(speed=2.0), Device(speed=0.5)
+    plan = dataclasses.replace(
+        PLAN, cluster=dataclasses.replace(PLAN.cluster, devices=(fast, slow, fast, fast))
+    )
+    left, right = plan.stages[:2]
+    moved_s = COSTS[left.ops[-1]].seconds
+    others_s = max(s.seconds for s in plan.stages[2:])
+    after_s = max(left.seconds - moved_s / 2, right.seconds + moved_s * 2, others_s)
+    _, line, *_ = cut_reasons(plan, COSTS)[0].splitlines()
+    assert (
+        f"{left.ops[-1]} ({moved_s / 2 * 1e3:.1f} ms) to stage 1: slowest stage {after_s * 1e3:.1f} ms"
+        in line
+    )
 
 
 def test_an_extra_column_goes_first_where_room_is_short():
