@@ -208,6 +208,21 @@ class OpGraph(Shown):
         """The ops that a stage holds: all but inputs and the output."""
         return tuple(op for op in self.ops if op.kind not in ("input", "output"))
 
+    def under(self, prefix: str) -> list[Op]:
+        """The ops that a stage holds and ``prefix`` means: all of the module at that path, or one's name."""
+
+        def is_under(path: str) -> bool:
+            return path == prefix or path.startswith(prefix + ".")
+
+        return [
+            op
+            for op in self.compute
+            if prefix
+            and (
+                op.name == prefix or is_under(op.module_path) or (op.kind == "module" and is_under(op.target))
+            )
+        ]
+
     @property
     def example_dims(self) -> dict[str, int]:
         """The input dims' values at capture."""

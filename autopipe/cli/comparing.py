@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..arguments import one_of
+from ..costs import CostTable
 from ..errors import AutopipeError, PlanError
 from ..look import Column, Table
 from ..look.table import count, nbytes, percent, seconds
@@ -21,8 +22,8 @@ from .planning import Request
 
 __all__ = ["Compared", "comparison", "over_memory", "plans_of"]
 
-Compared = tuple[Plan | tuple[int, PlanError], int]
-"""A plan, or for how many stages there is none and why; and how many microbatches."""
+Compared = tuple[Plan | tuple[int, PlanError], int, CostTable | None]
+"""A plan, or for how many stages there is none and why; how many microbatches; and its costs, if known."""
 
 
 def plans_of(
@@ -44,11 +45,11 @@ def plans_of(
                 plan = autopipe.plan(
                     captured, n_stages, costs=costs, n_microbatches=n, memory_limit=memory, **known
                 )
-                out.append((plan, n))
+                out.append((plan, n, costs))
             except PlanError as error:
-                out.append(((n_stages, error), n))
-    if all(isinstance(found, tuple) for found, _ in out):
-        raise next(found[1] for found, _ in out if isinstance(found, tuple))
+                out.append(((n_stages, error), n, costs))
+    if all(isinstance(found, tuple) for found, *_ in out):
+        raise next(found[1] for found, *_ in out if isinstance(found, tuple))
     return out
 
 
@@ -71,7 +72,7 @@ def comparison(plans: Sequence[Compared], schedules: Sequence[str]) -> Table:
         Column("peak_bytes", "fullest rank", nbytes),
         Column("problem", "problem"),
     )
-    rows = [_row(plan, schedule, n) for plan, n in plans for schedule in known]
+    rows = [_row(*compared, schedule) for compared in plans for schedule in known]
     rows.sort(key=lambda row: (row[4] is None, row[8] != "", row[5]))
     return Table("Schedules", columns, tuple(rows), "Cuts are those of the plan.")
 
@@ -86,12 +87,14 @@ def over_memory(plan: Plan, timeline: Timeline) -> list[str]:
     ]
 
 
-def _row(plan: Plan | tuple[int, PlanError], schedule: str, n: int) -> tuple[Any, ...]:
+def _row(
+    plan: Plan | tuple[int, PlanError], n: int, costs: CostTable | None, schedule: str
+) -> tuple[Any, ...]:
     if isinstance(plan, tuple):
         return (plan[0], None, schedule, n, None, None, None, None, str(plan[1]).splitlines()[0])
     head = (plan.n_stages, plan.n_ranks, schedule, n)
     try:
-        t = simulate(plan, schedule=schedule, n_microbatches=n)
+        t = simulate(plan, schedule=schedule, n_microbatches=n, costs=costs)
     except AutopipeError as error:
         return (*head, None, None, None, None, str(error).splitlines()[0])
     peak = max(t.peak_bytes) if t.peak_bytes else None

@@ -133,14 +133,15 @@ def compare(
 
     counts = _numbers(microbatches, "--microbatches")
     if is_plan(target):
-        plan = planned(target, making, o.Planning(memory=memory)).plan
-        pairs: list[Compared] = [(plan, n) for n in counts or [plan.n_microbatches]]
+        found = planned(target, making, o.Planning(memory=memory))
+        wanted = counts or [found.plan.n_microbatches]
+        compared: list[Compared] = [(found.plan, n, found.costs) for n in wanted]
     else:
         cuts = _numbers(stages, "--stages")
         if not cuts:
             raise InputError("--stages names no count; give some, such as 2,4")
-        pairs = plans_of(Request(target, making), cuts, counts or [8], memory)
-    result = comparison(pairs, [s.strip() for s in schedules.split(",")])
+        compared = plans_of(Request(target, making), cuts, counts or [8], memory)
+    result = comparison(compared, [s.strip() for s in schedules.split(",")])
     rows = [dict(zip((c.key for c in result.columns), row, strict=True)) for row in result.rows]
     return Output(rows, table(result))
 

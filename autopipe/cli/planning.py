@@ -14,7 +14,7 @@ from ..costs import CostTable
 from ..errors import InputError, PlanError
 from ..graph import OpGraph
 from ..hardware import Cluster
-from ..plans import Plan, StagePlan, Tie
+from ..plans import Plan, StagePlan, Tie, check_between
 from .options import MODEL_HELP, Making, Planning
 from .output import aside
 
@@ -212,6 +212,10 @@ def planned(target: str, making: Making, how: Planning, model: str | None = None
         if alone != Making():
             raise InputError(f"{target} is a plan; options of the model need --model to say which it is")
         costs = None if making.costs is None else CostTable.read(making.costs)
+        if costs is not None:
+            from ..simulator import check_costs
+
+            check_costs(plan, costs)
         return Planned(plan, None, costs)
     request = Request(model, making)
     source, captured = request.source, _opened(request, plan)
@@ -276,7 +280,10 @@ def _ties_over(plan: Plan, cluster: Cluster) -> tuple[Tie, ...]:
 
 
 def _opened(request: Request, plan: Plan) -> Capture:
-    """The model captured, opened as it was when the plan was made."""
+    """The model captured, opened as it was when the plan was made.
+
+    Raises :class:`PlanError` where the plan is for another graph, or contradicts this one.
+    """
     captured = request.capture()
     for path in plan.settings.get("opened", ()):
         captured = captured.open(path)
@@ -285,4 +292,5 @@ def _opened(request: Request, plan: Plan) -> Capture:
             f"the plan was made for another graph ({plan.graph_digest}) than {request.model} has now "
             f"({captured.ops.digest}); give the same --batch, --seq, --input and --meta, or plan again"
         )
+    check_between(plan, captured.ops)
     return captured

@@ -17,7 +17,8 @@ __all__ = ["check_between", "crossing", "shared"]
 def check_between(plan: Plan, graph: OpGraph) -> None:
     """Raise :class:`PlanError` where what crosses or is tied is not what its stages and the graph make so.
 
-    As in a plan whose stages were edited by hand. Linear in ops and edges.
+    Or where its stages are not as its pins say. As in a plan that was edited by hand. Linear in ops and
+    edges, for each pin in ops.
     """
     crosses = crossing(graph, plan.stages_of, plan.n_stages)
     ties = shared(graph, plan.stages_of)
@@ -40,6 +41,13 @@ def check_between(plan: Plan, graph: OpGraph) -> None:
                 f"the plan's {what} have {words[0]}, and its stages make that {words[1]} for this "
                 f"{graph.model}; plan again, or change both"
             )
+    for prefix, stage in plan.settings.get("pin", {}).items():
+        for op in graph.under(prefix):
+            if (held := plan.stages_of.get(op.name, ())) != (stage % plan.n_stages,):
+                raise PlanError(
+                    f"the plan pins {prefix!r} to stage {stage}, and has {op.name!r} of it in "
+                    f"{held or 'none'} of its {plan.n_stages} stages; plan again with it, or change both"
+                )
 
 
 def crossing(

@@ -27,7 +27,8 @@ from autopipe.cli.models import load
 from autopipe.cli.options import Making, Planning
 from autopipe.cli.output import EXIT_CODES, Output, _in_options, emit
 from autopipe.cli.planning import planned
-from autopipe.errors import InputError
+from autopipe.cli.sample import small
+from autopipe.errors import InputError, PlanError
 from autopipe.schedule import build, to_csv
 
 SAMPLE = str(pathlib.Path(autopipe.__file__).parent / "cli" / "sample.py") + ":small"
@@ -277,6 +278,23 @@ def test_compare_sorts_by_time_per_microbatch(plan_path):
     assert by["1f1b", 8] < by["1f1b", 2]
 
 
+def test_compare_counts_memory_by_the_costs_it_is_given(plan_path, tmp_path):
+    costs = tmp_path / "costs.json"
+    assert invoke("profile", SAMPLE, "-m", "4", *ESTIMATED[:2], "--out", costs).exit_code == 0
+    table = json.loads(costs.read_text())
+    for cost in table["costs"].values():
+        cost["saved_bytes"] = 10**6
+    costs.write_text(json.dumps(table))
+
+    def peak(*words):
+        told = json.loads(invoke(*words, "--json").stdout)
+        return max(told["peak_bytes"]) if words[0] == "simulate" else told[0]["peak_bytes"]
+
+    known = peak("compare", plan_path, "--schedules", "1f1b", "--costs", costs)
+    assert known == peak("simulate", plan_path, "--costs", costs)
+    assert known != peak("compare", plan_path, "--schedules", "1f1b")
+
+
 def test_compare_plans_a_model_for_each_stage_count():
     words = ("compare", SAMPLE, "--stages", "2,3", "--microbatches", "4", "--schedules", "1f1b")
     rows = json.loads(invoke(*words, *ESTIMATED, "--json").stdout)
@@ -291,10 +309,36 @@ def test_explain_says_each_cut(plan_path, tmp_path):
         priced = invoke("explain", plan_path, "--model", SAMPLE, *words)
         assert "bottleneck: stage" in priced.stdout
         assert "step +" in priced.stdout or "step −" in priced.stdout
+    others = tmp_path / "others.json"
+    others.write_text(json.dumps({**json.loads(costs.read_text()), "ops": "0" * 16}))
+    for verb in ("explain", "compare"):
+        refused = invoke(verb, plan_path, "--costs", others)
+        assert refused.exit_code == 2
+        assert "of other ops" in refused.stderr
     told = json.loads(invoke("explain", plan_path, "--json").stdout)
     assert len(told["cuts"]) == 1
     assert told["bounds"]["bottleneck_s"] > 0
     assert invoke("explain", plan_path, "--cut", "7").exit_code == 2
+
+
+def test_a_plan_whose_pins_were_moved_by_hand_is_told(plan_path, tmp_path):
+    data, moved = json.loads(plan_path.read_text()), tmp_path / "moved.json"
+    for stage, code in ((0, 0), (1, 3), (-1, 3)):
+        moved.write_text(json.dumps({**data, "settings": {**data["settings"], "pin": {"embed": stage}}}))
+        for verb in ("explain", "report"):
+            told = invoke(
+                verb,
+                moved,
+                "--model",
+                SAMPLE,
+                *ESTIMATED,
+                *(("--out", tmp_path / "page.html") * (verb == "report")),
+            )
+            assert told.exit_code == code
+            assert ("pins 'embed' to stage" in told.stderr) is (code == 3)
+    model, args = small()
+    with pytest.raises(PlanError, match="pins 'embed' to stage -1"):
+        autopipe.split(model, args=args, plan=moved)
 
 
 def test_diff_is_1_only_when_worse_by_more_than_the_threshold(plan_path, tmp_path):

@@ -15,7 +15,7 @@ def test_what_is_over_a_memory_limit_comes_last_and_says_so():
     plan = drawn(64).plan(n_microbatches=8)
     limits = list(simulate(plan).peak_bytes)
     plan = dataclasses.replace(plan, settings={**plan.settings, "memory_limit": limits})
-    table = comparison([(plan, 8)], ["gpipe", "1f1b"])
+    table = comparison([(plan, 8, None)], ["gpipe", "1f1b"])
     names = [column.key for column in table.columns]
     first, last = (dict(zip(names, row, strict=True)) for row in table.rows)
     assert (first["schedule"], first["problem"]) == ("1f1b", "")

@@ -116,17 +116,7 @@ class Source:
 
     def matching(self, prefix: str, what: str) -> list[Op]:
         """The ops that a path or name given for ``what`` means. Raises :class:`PlanError` for none."""
-
-        def under(path: str) -> bool:
-            return path == prefix or path.startswith(prefix + ".")
-
-        ops = self.graph.compute
-        found = [
-            op
-            for op in ops
-            if prefix
-            and (op.name == prefix or under(op.module_path) or (op.kind == "module" and under(op.target)))
-        ]
+        ops, found = self.graph.compute, self.graph.under(prefix)
         if not found:
             example = next((op.module_path for op in ops if op.module_path), ops[0].name if ops else "")
             raise PlanError(
