@@ -206,11 +206,11 @@ class Engine:
         """Make all that depends on which stages there are and where."""
         capture, plan, options, stages = self.capture, self.plan, self.options, self.all_stages
         self.absent = absent(capture, self.stages, stages)
-        self.loss.away = {id(home.tensor) for home in self.absent} if self.peers is not None else set()
+        self.loss.call.away = {id(home.tensor) for home in self.absent} if self.peers is not None else set()
         self._named = _named(capture.model)
         is_one = self.peers is not None and self.replica_dims.n == 1
         beside = learned(options.loss_fn, capture.model, plan.n_ranks) if is_one else ()
-        self.loss.trains = {id(t.parameter) for t in beside} if plan.n_ranks > 1 and self.peers else None
+        self.loss.call.trains = {id(t.parameter) for t in beside} if plan.n_ranks > 1 and self.peers else None
         ties = (*find_ties(stages), *beside) if self.peers else ()
         purpose = f"ties {self._n_layouts}" if self._n_layouts else "ties"
         self._n_layouts += 1

@@ -65,7 +65,7 @@ class Runner:
         self.syncs, self.factor, self.is_summed = True, 1.0, True
         self.n_summed = 0
         self.share: Tensor | None = None
-        self._has_added = self._is_accumulating = False
+        self._has_added = self._is_accumulating = self._is_asked_by_all = False
         self._hooked: Sequence[nn.Parameter] = ()
         self._hooked_ties: Sequence[nn.Parameter] = ()
         self._traits = 0
@@ -221,7 +221,7 @@ class Runner:
         n = batch.n_microbatches
         if has_replicas:  # their batches may be of unlike sizes: one schedule where that can be
             rows, n = None, engine.options.n_microbatches
-        engine.loss.choose(
+        engine.loss.choice.choose(
             batch,
             grad=step.grad,
             n_done=self.n_summed if has_replicas else engine.n_own_steps,
@@ -298,10 +298,11 @@ class Runner:
         engine = self.engine
         if engine.is_whole or not (engine.options.has_replicas and self.syncs):
             return
-        if engine.end_worker is not None and engine.loss.may_find(self.n_summed - 1):
+        may_find = self._is_asked_by_all or engine.loss.choice.may_find(self.n_summed - 1)
+        if engine.end_worker is not None and may_find:
             with engine.outside("hearing whether the loss of other replicas takes the whole batch"):
-                if engine.replica_dims.any(engine.loss.has_found, engine.device):
-                    engine.loss.is_on_batch = True
+                if engine.replica_dims.any(engine.loss.choice.has_found, engine.device):
+                    engine.loss.choice.is_on_batch = True
 
     def _hear_of_hooks(self, trait: int) -> None:
         """Have who is done first hear of a hook that failed elsewhere, where any rank has such."""
@@ -385,18 +386,18 @@ class Runner:
         looks, self._traits = False, self._own_traits(has_hooks) if step.grad else 0
         if engine.written.any:
             self._traits |= Traits.WRITTEN
-        if engine.loss.is_on_batch:
+        if engine.loss.choice.is_on_batch:
             self._traits |= Traits.ON_BATCH
-        if engine.loss.has_to_ask:
+        if self._has_to_ask(step):
             self._traits |= Traits.ASKS
         if engine.step_agreement is not None:
             self._waited_s, looks, self._traits = engine.step_agreement.begin(
                 step, self.factor, engine.n_loads, self._traits
             )
         if self._traits & Traits.ON_BATCH:
-            engine.loss.follow()
+            engine.loss.choice.follow()
         if self._traits & Traits.ASKS:
-            engine.loss.ask()
+            engine.loss.choice.ask()
         if self._traits & Traits.STEPPED:
             self._unstepped.tell(engine.rank, engine.progress.n_steps)
         if self._traits & Traits.KEPT and self._traits & Traits.FREED:
@@ -414,6 +415,17 @@ class Runner:
             engine.ties.before_step(has_hooks=bool(self._traits & Traits.HOOKED_TIES))
             if looks:
                 engine.ties.compare()
+
+    def _has_to_ask(self, step: StepInputs) -> bool:
+        """Whether a step is to ask ``loss_fn``, as the rank of any replica knows that has the loss."""
+        engine, choice = self.engine, self.engine.loss.choice
+        self._is_asked_by_all = False
+        if engine.end_worker is None or not engine.options.has_replicas:
+            return engine.loss.has_to_ask
+        if step.grad and self.syncs and choice.may_be_told(self.n_summed - 1):
+            with engine.outside("hearing whether another replica is to ask its loss_fn"):
+                self._is_asked_by_all = engine.replica_dims.any(engine.loss.has_to_ask, engine.device)
+        return self._is_asked_by_all
 
     def _check_written(self, *, looks: bool) -> None:
         """Raise :class:`InputError` for what some ranks alone wrote to: all do, and may go on."""

@@ -1,12 +1,16 @@
 """Losses that compare the rows of a batch, each as users write it, with a target for so many rows."""
 
+import functools
 import math
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import autopipe
+
 WIDTH = 6
+EXACT = 1e-10
 
 
 def numbers(*shape, seed=1):
@@ -226,3 +230,27 @@ def own(loss_fn):
     if isinstance(loss_fn, nn.Module):
         return {n: b.clone() for n, b in loss_fn.named_buffers()}
     return {k: list(v) if isinstance(v, list) else v for k, v in getattr(loss_fn, "kept", {}).items()}
+
+
+@functools.cache
+def captured():
+    plain = model()
+    return autopipe.capture(plain, (numbers(10, 5),))
+
+
+def split(n_stages=2, **options):
+    """The model in stages, of one capture, and its twin; ten rows make ragged microbatches."""
+    options = {"costs": "estimated", "n_microbatches": 4, "time_limit_s": 0.2, **options}
+    pipe = autopipe.split(captured(), n_stages, **options)
+    pipe.model.load_state_dict(model().state_dict())
+    pipe.model.zero_grad()
+    return pipe, model()
+
+
+def compare(found, wanted):
+    for (name, p), q in zip(found.named_parameters(), wanted.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        if q.grad is not None:
+            torch.testing.assert_close(
+                p.grad, q.grad, rtol=EXACT, atol=EXACT, msg=lambda m, n=name: f"{n}: {m}"
+            )

@@ -241,6 +241,23 @@ class NotThere:
         cls._fail(next(x._why for x in given if isinstance(x, NotThere)))
 
 
+_BINARY = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and xor or"
+_OTHERS = (
+    "neg pos abs invert round trunc floor ceil int float complex index bool str format lt le eq ne gt ge len "
+    "iter next reversed contains getitem setitem call enter"
+)
+
+
+def _fails(self: NotThere, *args: Any, **kwargs: Any) -> NoReturn:
+    self._fail(self._why)
+
+
+for _name in f"{_BINARY} {_OTHERS}".split():
+    setattr(NotThere, f"__{_name}__", _fails)  # Python asks the class for these
+for _name in _BINARY.split():
+    setattr(NotThere, f"__r{_name}__", _fails)
+
+
 _PLAIN = (bool, int, float, str, type(None))
 
 

@@ -1,6 +1,6 @@
 """Whether a ``loss_fn`` of a batch is what its losses of microbatches weigh up to: it is asked, and put back.
 
-When it is asked, and what follows from the answer, is left to ``loss``.
+When it is asked is left to ``choice``, what follows from the answer to ``loss``, what it keeps to ``held``.
 """
 
 from __future__ import annotations
@@ -10,27 +10,21 @@ import dataclasses
 import fractions
 import logging
 import math
-import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ... import accelerator
-from ...torch_private import UnseenByFunctions
 from ...tracing.calls.labels import FUNCTIONS
-from ...tracing.calls.members import buffers_in, modules_in
 from ...tracing.inputs.structure import flatten, mapped, unflatten
 from ...tracing.sizes.other_masks import LEFT_OUT
-from ...tracing.state.reach import reached
-from ...tracing.state.state import LENGTH_OF, Snapshot, generators
 from ..data.microbatch import Cut
 from ..data.outputs import weighted
+from .held import Held
 
-__all__ = ["Held", "Parts", "Question", "Verdict", "joined_targets", "left_out", "spread"]
+__all__ = ["Parts", "Question", "Subject", "Verdict", "joined_targets", "left_out", "spread"]
 
 _logger = logging.getLogger(__name__)
 
@@ -46,103 +40,26 @@ _OF_A_HINT = 1e-4
 _IGNORED = 4
 """The place of ``ignore_index`` among arguments."""
 
-_RUNNERS = ("autopipe.", "torch.nn.parallel", "torch.distributed")
-"""Where modules are from that run others, and keep what they do so by."""
-MOST_BYTES = 1 << 28
-"""Larger tensors and arrays, beside buffers, are not copied."""
-
 Parts = Sequence[Sequence[Any]]
 """The leaves of the outputs of some microbatches."""
 Grads = list[list[Tensor | None]]
 """Theirs."""
 
 
-class Held:
-    """What a ``loss_fn`` keeps from call to call, and the generators that it may draw from, at one moment.
+@dataclasses.dataclass
+class Subject:
+    """Microbatches that are asked about together, and what is kept of them until each has its loss.
 
-    Modules that it reaches are its own, in an attribute or a closure, but for those of the ``model``, which
-    stages run meanwhile.
+    ``held`` is what the loss kept ahead of the first, None where that cannot be told; ``target`` that of all,
+    where they are the batch; ``outputs``, ``targets`` and ``losses`` those of each.
     """
 
-    def __init__(self, loss_fn: Any, model: nn.Module, device: torch.device) -> None:
-        self._holder, self._device = _Holder(loss_fn, model), device
-        with UnseenByFunctions():  # it may reach weights that other ranks train, and not read them
-            self._snapshot = Snapshot(self._holder)
-        found, kept = self._snapshot.reached, self._snapshot.tensors
-        apart = {id(t) for t in (*model.parameters(), *model.buffers())}
-        for key in apart & kept.keys():
-            del kept[key]
-        others = [t for _, _, t in found.tensors if id(t) not in apart and t.layout is torch.strided]
-        for t in others:  # queues are larger than what captures look at
-            if t.nbytes <= MOST_BYTES:
-                kept.setdefault(id(t), (t, t.detach().clone()))
-        self._left = [(t, t._version) for t in others if id(t) not in kept]
-        arrays = (a for a in found.seen.values() if isinstance(a, np.ndarray) and a.flags.writeable)
-        self._arrays = [(a, a.copy()) for a in arrays if a.nbytes <= MOST_BYTES]
-        own = accelerator.default_generator(device)
-        there = {id(g): g for g in (torch.default_generator, own) if g is not None}
-        self._draws = [(g, g.get_state()) for g in there.values()]
-        self._python, self._numpy = random.getstate(), np.random.get_state()
-        self._state = generators(device)
-
-    def put_back(self) -> None:
-        """Let it keep what it did, and draw what it would have."""
-        self._snapshot.restore()
-        for array, value in self._arrays:
-            array[...] = value
-        for generator, state in self._draws:
-            generator.set_state(state)
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-
-    @property
-    def can_put_back(self) -> bool:
-        """Whether it has written to nothing that is too large to be copied, as data sets are."""
-        return all(tensor._version == version for tensor, version in self._left)
-
-    @property
-    def has_drawn(self) -> bool:
-        """Whether a generator has moved since."""
-        return generators(self._device) != self._state
-
-    def buffers(self) -> dict[str, Tensor]:
-        """Copies of the buffers that it has now."""
-        return {name: b.detach().clone() for name, b in buffers_in(self._holder)}
-
-    def counts(self) -> dict[str, int]:
-        """The whole numbers that it has now, but for those in lists, which keep what was."""
-        found = [(name, n) for (_, name), n in self._snapshot.numbers().items() if type(n) is int]
-        return {
-            name: n
-            for name, n in found
-            if not name.startswith(LENGTH_OF) and not name.rpartition(".")[2].isdigit()
-        }
-
-
-class _Holder(nn.Module):
-    """Has a ``loss_fn`` of any kind as an attribute, and the modules that it reaches as its own."""
-
-    def __init__(self, loss_fn: Any, model: nn.Module) -> None:
-        super().__init__()
-        self.loss_fn = loss_fn
-        self._found: list[tuple[str, nn.Module]] = []
-        apart = {id(m) for m in model.modules()}
-        while own := [m for m in self._reached() if id(m) not in apart]:
-            name = "" if own[0] is self.loss_fn else f"{type(own[0]).__name__}{len(self._found) or ''}"
-            for path, module in modules_in(own[0], name):
-                if id(module) not in apart and not type(module).__module__.startswith(_RUNNERS):
-                    self._found.append((path, module))
-                apart.add(id(module))
-
-    def _reached(self) -> list[nn.Module]:
-        return [m for m in (self.loss_fn, *reached(self).seen.values()) if isinstance(m, nn.Module)]
-
-    def named_modules(
-        self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[Any]:
-        """Itself and these, without those of the model."""
-        yield prefix, self
-        yield from self._found
+    span: range
+    held: Held | None = None
+    target: Any = None
+    outputs: dict[int, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    targets: dict[int, Any] = dataclasses.field(default_factory=dict)
+    losses: dict[int, Tensor] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,13 +77,15 @@ class Verdict:
     """What a loss was found to do with a batch.
 
     ``loss`` is the batch's own in one call; ``why`` says in words how microbatches' differ, empty where they
-    do not. ``is_told``: whether that could be told.
+    do not. ``is_told``: whether that could be told. ``marks``: the labels that it may leave out, as far as
+    torch is told them.
     """
 
     loss: Tensor
     why: str
     is_told: bool = True
     losses: Sequence[Tensor] = ()
+    marks: Collection[int] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,8 +121,9 @@ class Question:
         each = None
         with _let_be("loss_fn does not take a microbatch"):
             each = self._each(self.parts, self.targets)
-        drew, why = self.held.has_drawn, ""
-        again = None if each is None or drew else self._again()
+        drew, why, labels = self.held.has_drawn, "", _LabelsAskedFor()
+        with labels:
+            again = None if each is None or drew else self._again()
         with _let_be("loss_fn could not be asked about other data"):
             if each is not None and not drew and cut is not None:
                 why = self._is_apart_elsewhere(cut)
@@ -222,7 +142,7 @@ class Question:
             return Verdict(loss, self._apart(one, each), is_told=False)
         if again is not None and not _are_close(again, each.losses[0], self._tolerance):
             return Verdict(loss, f"it gives {again.item():.6g} where it gave {first:.6g} before for the same")
-        return Verdict(loss, self._apart(one, each) or why, losses=each.losses)
+        return Verdict(loss, self._apart(one, each) or why, losses=each.losses, marks=labels.found)
 
     @property
     def _tolerance(self) -> float:
@@ -282,13 +202,6 @@ class Question:
         one, each = self._together(self.parts, target), self._each(self.parts, cut.of({}, target).targets)
         why = self._apart(one, each)
         return why and f"with labels in other places {why}"
-
-    def marks(self) -> set[int]:
-        """The labels that it may leave out, as far as torch is told them; what it keeps is not put back."""
-        seen = _LabelsAskedFor()
-        with _let_be("loss_fn does not run where its calls are looked at"), torch.no_grad(), seen:
-            self._called(self.parts[0], self.targets[0])
-        return seen.found
 
     def _apart(self, one: _Answer, each: _Answer) -> str:
         """In words, how one call for all differs from what those for each weigh up to; else empty."""

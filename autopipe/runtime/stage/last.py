@@ -68,7 +68,7 @@ class LastWorker(Worker):
         if not self._step.want_loss or not self._gathering.gathers:
             super()._keep_last(outputs, m)
             return
-        is_asked = self._gathering.is_asked  # then the loss of each may write to what it is given
+        is_asked = self._gathering.is_asked  # then a loss may write to what it is given
         detached = [x.detach() if isinstance(x, Tensor) else x for x in outputs]
         self._given[m] = [x.clone() if is_asked and isinstance(x, Tensor) else x for x in detached]
         if self._step.grad:

@@ -137,6 +137,7 @@ class Worker:
         self._code = self.stage.as_called() if self.module is self.stage else self.module
         self._scopes: dict[int, rng.Scope] = {}
         self._read: dict[int, list[Tensor | None]] = {}  # buffers, as a forward that runs again found them
+        self._looks_ahead = False  # in a forward that runs again
         self.leaves: dict[str, list[Tensor]] = {
             name: [t.detach().requires_grad_() for t in step.batch.leaves[name]]
             for _, name in self._own
@@ -216,13 +217,18 @@ class Worker:
         self._values[m] = []
 
     def _forward_to_forget(self, values: list[Any], m: int) -> None:
-        """Forward that keeps inputs only; the first of its kind learns which outputs require a gradient."""
+        """Forward that keeps inputs only; the first of its kind learns which outputs require a gradient.
+
+        The loss is left to the one that runs again: it is any Python, which may count its calls.
+        """
         arrived = tuple(isinstance(v, Tensor) and v.requires_grad for v in values)
         key = self._step.batch.signature(m), self._training, arrived
         known = self._flags.get(key)
         self._read[m] = _copies(_held(self._mutated))
+        self._looks_ahead = True
         with contextlib.nullcontext() if known is None or self._derives else torch.no_grad():
             outputs = self._run(values, m)
+        self._looks_ahead = False
         if known is None:
             known = self._flags[key] = self._learn_flags(outputs, values)
         for edge, flags in zip(self.edges_out, known, strict=True):
@@ -287,7 +293,7 @@ class Worker:
 
     def _keep_last(self, outputs: tuple[Any, ...], m: int) -> None:
         self._keep_outputs(outputs, m)
-        if self._step.want_loss:
+        if self._step.want_loss and not self._looks_ahead:
             if self._is_bare:
                 loss = self._loss(outputs, self._targets[m], m)
             else:

@@ -1,7 +1,6 @@
 """A ``loss_fn`` that compares the rows of a batch gets the batch: the plain loop's loss and gradients."""
 
 import copy
-import functools
 import pathlib
 
 import pytest
@@ -12,12 +11,13 @@ from torch import nn
 from whole_losses import (
     LOSSES,
     WIDTH,
+    compare,
     info_nce,
     labels,
     masked_mean,
-    model,
     numbers,
     own,
+    split,
     trained_on,
     uneven,
 )
@@ -29,30 +29,6 @@ from autopipe.schedule import NAMES
 
 EXACT = 1e-10
 SCRIPT = pathlib.Path(__file__).parents[1] / "whole_loss_ranks.py"
-
-
-@functools.cache
-def captured():
-    plain = model()
-    return autopipe.capture(plain, (numbers(10, 5),))
-
-
-def split(n_stages=2, **options):
-    """The model in stages, of one capture, and its twin; ten rows make ragged microbatches."""
-    options = {"costs": "estimated", "n_microbatches": 4, "time_limit_s": 0.2, **options}
-    pipe = autopipe.split(captured(), n_stages, **options)
-    pipe.model.load_state_dict(model().state_dict())
-    pipe.model.zero_grad()
-    return pipe, model()
-
-
-def compare(found, wanted):
-    for (name, p), q in zip(found.named_parameters(), wanted.parameters(), strict=True):
-        assert (p.grad is None) == (q.grad is None), name
-        if q.grad is not None:
-            torch.testing.assert_close(
-                p.grad, q.grad, rtol=EXACT, atol=EXACT, msg=lambda m, n=name: f"{n}: {m}"
-            )
 
 
 def check(name, pipe, twin, sizes=(10, 6, 8), **options):
@@ -193,7 +169,22 @@ def test_what_one_microbatch_left_beside_its_output_is_refused():
         )
 
 
-def test_an_output_that_microbatches_do_not_make_is_refused():
+@pytest.mark.parametrize(
+    "use",
+    [
+        torch.neg,
+        abs,
+        lambda v: v + 1,
+        lambda v: 2 / v,
+        lambda v: v[0],
+        lambda v: v < 1,
+        float,
+        len,
+        list,
+        bool,
+    ],
+)
+def test_an_output_that_microbatches_do_not_make_is_refused(use):
     torch.manual_seed(0)
     x, net = numbers(10, 5), nn.Linear(5, WIDTH).double()
 
@@ -208,7 +199,7 @@ def test_an_output_that_microbatches_do_not_make_is_refused():
 
     pipe = autopipe.split(Spread(), 1, (x,), costs="estimated", n_microbatches=4)
     with pytest.raises(InputError, match="hangs on the rows of a batch"):
-        pipe.runtime(lambda o, t: info_nce(o[0] / o[1], t), loss_on="batch", mixed_rows="allow").step(
+        pipe.runtime(lambda o, t: info_nce(o[0], t) + use(o[1]), loss_on="batch", mixed_rows="allow").step(
             x, target=numbers(10, WIDTH)
         )
 
