@@ -156,6 +156,8 @@ def split(
         optimizer. ``"all"``: both.
     optimizer_bytes_per_parameter_byte: memory beside weights and gradients, instead of ``precision``,
         ``optimizer`` and ``offload``.
+    loss_on: ``"batch"`` to plan for a ``loss_fn`` that compares the rows of a batch: for a schedule that runs
+        every forward first, and the outputs of all microbatches kept. ``runtime`` then calls it so.
     overlap, clone, sender_pays, together, uncut: what a stage's load counts, and further wishes for the cut,
         as in :func:`autopipe.solve.solve`.
     time_limit_s: how many seconds of the wall clock the solver may take in all; after that the plan says how

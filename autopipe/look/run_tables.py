@@ -109,6 +109,7 @@ def _(report: Report) -> tuple[Table, ...]:
         for kind, took in s.measured.items()
     )
     note = f"Medians over {n_of(report.n_steps, 'step')}, per microbatch."
+    note += f" What is {report.other_schedule}." if report.other_schedule else ""
     held = (_held_table(report),) if report.peak_bytes else ()
     return (Table("Predicted and measured", columns, rows, note), *held)
 

@@ -72,7 +72,7 @@ def _(timeline: Timeline) -> str:
 
 @html.register
 def _(run: Report) -> str:
-    drawn = gantt(simulate(run.plan), run.timeline) if run.events else ""
+    drawn = gantt(run.predicted, run.timeline) if run.events else ""
     return cell(headline(run), [tables(run)[0].html(NOTEBOOK_ROWS), drawn])
 
 
@@ -105,7 +105,8 @@ def _(plan: Plan, **context: Any) -> str:
 
 @page.register
 def _(run: Report, **context: Any) -> str:
-    return report(run.plan, measured=run, **context)
+    other = {} if run.is_as_planned else {"timeline": run.predicted}
+    return report(run.plan, measured=run, **other | context)
 
 
 def plan_memory(plan: Plan) -> str:

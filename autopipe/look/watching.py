@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import InputError
-from ..simulator import DRIFTED, Watched, simulate, watched
+from ..simulator import DRIFTED, Watched, watched
 from .table import Column, Table, count, nbytes, percent, runs, seconds
 from .tables import headline, ratio, tables
 from .timeline_svg import gantt
@@ -71,7 +71,7 @@ def _(job: Watched) -> tuple[Table, ...]:
 
 def remarks(job: Watched) -> Iterator[str]:
     """What one should look at, a sentence each."""
-    run, predicted = job.report, simulate(job.report.plan)
+    run, predicted = job.report, job.report.predicted
     idle = run.timeline.bubble
     whole = run.timeline.step_s * run.plan.n_ranks or 1.0
     shares = {c: getattr(idle, f"{c}_s") / whole for c in ("warmup", "drain", "imbalance", "communication")}
@@ -89,7 +89,7 @@ def remarks(job: Watched) -> Iterator[str]:
 @html.register
 def _(job: Watched) -> str:
     run = job.report
-    drawn = gantt(simulate(run.plan), run.timeline) if run.events else ""
+    drawn = gantt(run.predicted, run.timeline) if run.events else ""
     return cell(headline(job), [tables(job)[0].html(), drawn])
 
 

@@ -43,3 +43,4 @@ class Settings(TypedDict, total=False):
     optimizer: Optimizer
     offload: Offload
     tail: Line
+    loss_on: Literal["batch"]

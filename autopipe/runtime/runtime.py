@@ -6,6 +6,7 @@ Running a batch is left to ``runner``, what users do between steps to ``between_
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -64,9 +65,10 @@ class Runtime(BetweenSteps):
         batch as pairs, means over masks), draws, or keeps or counts something from call to call. Gradients
         are those of the batch; the activations of all microbatches are kept until then, and the schedule is
         one that waits (GPipe or looped BFS). Replicas have a batch each, as in data parallelism.
-        ``"microbatches"``: those of each. By default it is asked, at steps 0, 1, 2, 4, 8 and so on, where a
-        batch is cut otherwise than before, and where labels on the host that it may leave out are first
-        spread unevenly, whether it gives the same either way, on the batch and on targets in other places.
+        ``"microbatches"``: those of each. By default as it was planned for; else it is asked, at steps 0, 1,
+        2, 4, 8 and so on, where a batch is cut otherwise than before, where labels on the host that it may
+        leave out are first spread unevenly, and where what its code goes by was set otherwise (an epoch, a
+        weight, a flag), whether it gives the same either way, on the batch and on targets in other places.
         Such a step waits too, so that it is right, and what ``loss_fn`` keeps is put back; where the answer
         is no, this and all further steps are of the whole batch, which a warning says once. Two microbatches
         alone are asked about of torch's own losses, and where the plan's memory has no room for all: there a
@@ -112,6 +114,8 @@ class Runtime(BetweenSteps):
     ) -> None:
         count = plan.n_microbatches if n_microbatches is None else n_microbatches
         given = Options(n_microbatches=count, **options)
+        if given.loss_on is None and given.loss_fn is not None:
+            given = dataclasses.replace(given, loss_on=plan.settings.get("loss_on"))
         self._engine = Engine(capture, plan, tuple(stages), given, progress or Progress())
         self._runner = Runner(self._engine)
         self._cutter = Cutter(self._engine, costs, adopt)

@@ -5,6 +5,7 @@ Recording and bringing it together is left to ``runtime`` and ``watched``; drawi
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from ..plans import Plan
 from ..schedule import Action, Message
 from .plan_inputs import stage_times
 from .report import Report, StageReport
-from .simulate_plan import in_turn_s, simulate
+from .simulate_plan import in_turn_s
 from .timeline_data import Sent
 
 __all__ = ["Ran", "Recorded", "make_report"]
@@ -78,9 +79,9 @@ def make_report(plan: Plan, ranks: Sequence[Recorded]) -> Report:
         sent |= {m: (late_s + s, late_s + e) for m, s, e in ran.sent}
         awaited |= {m: (late_s + s, late_s + e) for m, s, e in ran.awaited}
     in_turn, peaks = len(ranks) < plan.n_ranks, [record.peak_bytes for record in ranks]
-    return Report(
+    report = Report(
         stages=stages,
-        predicted_step_s=in_turn_s(plan) if in_turn else simulate(plan).before_optimizer_s,
+        predicted_step_s=0.0,
         measured_step_s=statistics.median(lengths) if lengths else 0.0,
         n_steps=n_steps,
         events=tuple(sorted(events, key=lambda e: (e[2], e[0]))),
@@ -89,6 +90,9 @@ def make_report(plan: Plan, ranks: Sequence[Recorded]) -> Report:
         peak_bytes=() if in_turn or None in peaks else tuple(p for p in peaks if p is not None),
         messages=_messages(plan, sent, awaited, {m: n for record in ranks for m, n in record.message_bytes}),
     )
+    last = report.ran if events else None
+    step_s = in_turn_s(plan, last) if in_turn else report.predicted.before_optimizer_s
+    return dataclasses.replace(report, predicted_step_s=step_s)
 
 
 def _last_steps(ranks: Sequence[Recorded]) -> Iterator[tuple[Ran, float]]:

@@ -12,8 +12,9 @@ from typing import Any
 from ..plans import Plan
 from ..schedule import Action, Schedule
 from ..shown import Shown
-from ..units import format_bytes, format_seconds
+from ..units import format_bytes, format_seconds, n_of
 from .bubbles import Bubble
+from .plan_inputs import plan_schedule
 from .simulate_plan import simulate
 from .timeline import Timeline
 from .timeline_data import Sent
@@ -50,6 +51,7 @@ class Report(Shown):
     stages: see :class:`StageReport`.
     predicted_step_s, measured_step_s: of a step without the optimizer's; measured is the median of
         ``n_steps`` recent ones, on the rank that took longest from when the rank before it had begun too.
+        Predicted is the schedule that the last step ran by, be it the plan's or another.
     in_turn: whether one process ran all ranks, one action after another; the prediction is then of that.
     events: every action of the last step, on rank 0's clock.
     plan: what was predicted.
@@ -84,6 +86,19 @@ class Report(Shown):
         return Schedule(self.plan.schedule, self.plan.placement, n, tuple(map(tuple, rows)))
 
     @property
+    def is_as_planned(self) -> bool:
+        """Whether the last step ran by the plan's schedule, as it does where nothing else was asked for."""
+        return not self.events or self.ran.actions == plan_schedule(self.plan).actions
+
+    @property
+    def predicted(self) -> Timeline:
+        """The step that the plan predicts, under the schedule of the last one where that was another.
+
+        Microbatches are as large as those that it was planned for.
+        """
+        return simulate(self.plan, schedule=None if self.is_as_planned else self.ran)
+
+    @property
     def drift(self) -> float:
         """How many times further than planned the busiest rank's work is from the mean of all ranks.
 
@@ -110,7 +125,19 @@ class Report(Shown):
     @property
     def predicted_peak_bytes(self) -> tuple[int, ...]:
         """Per rank, the most that the plan says it holds."""
-        return simulate(self.plan).peak_bytes
+        return self.predicted.peak_bytes
+
+    @property
+    def other_schedule(self) -> str:
+        """In words, by what schedule the last step ran and is predicted; empty where that is the plan's."""
+        if self.is_as_planned:
+            return ""
+        ran, plan = self.ran, self.plan
+        how = ", every forward ahead of the first backward" if ran.waits_for_all else ""
+        return (
+            f"predicted is what ran: {n_of(ran.n_microbatches, 'microbatch', 'microbatches')}{how}; the plan "
+            f"is for {plan.schedule} with {plan.n_microbatches}"
+        )
 
     def _loads(self, kind: str) -> list[float]:
         """Per rank, seconds of work on one microbatch: ``measured``, or ``predicted`` for what ran."""
@@ -150,6 +177,7 @@ class Report(Shown):
             for kind, measured_s in stage.measured.items():
                 rows.append(_row(stage.index, stage.rank, kind, stage.predicted[kind], measured_s))
         rows.append(_row("", "", "step", self.predicted_step_s, self.measured_step_s))
+        rows += [self.other_schedule] if self.other_schedule else []
         rows += self._idle_rows() + self._memory_rows()
         for rank in self.stragglers:
             factor = self.slowness[rank]

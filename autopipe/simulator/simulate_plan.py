@@ -170,10 +170,13 @@ def _sharded(
     return out
 
 
-def in_turn_s(plan: Plan) -> float:
-    """Seconds of a step whose actions one process runs, one after another with the host to itself."""
-    times = stage_times(plan)
-    work_s = sum(times[a.stage].seconds(a.kind) for row in plan_schedule(plan).actions for a in row)
+def in_turn_s(plan: Plan, schedule: Schedule | None = None) -> float:
+    """Seconds of a step whose actions one process runs, one after another with the host to itself.
+
+    Of the plan's schedule, or of another for its stages.
+    """
+    times, chosen = stage_times(plan), schedule or plan_schedule(plan)
+    work_s = sum(times[a.stage].seconds(a.kind) for row in chosen.actions for a in row)
     return _start_s(plan) + work_s * (float(plan.settings.get("alone", 1.0)) if plan.cluster.cores else 1.0)
 
 

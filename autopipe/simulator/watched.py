@@ -113,8 +113,8 @@ def watched(folder: str | pathlib.Path) -> Watched | None:
     common = _in_common(told)
     if not common:
         return None
-    report = make_report(plan, common)
     try:
+        report = make_report(plan, common)
         check(report.ran)
     except ScheduleError as error:
         raise refuse(

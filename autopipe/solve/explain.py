@@ -138,7 +138,7 @@ def explain(plan: Plan, graph: OpGraph, costs: CostTable, *, time_limit_s: float
     dearest = max(plan.stages[worst].ops, key=lambda op: costs[op].paced.seconds)
     prices = _memory_prices(plan, source, clock_s() + time_limit_s)
     again = tuple(_recomputed_s(plan, costs, s) for s in range(plan.n_stages))
-    words = tail_words(graph, plan.n_microbatches)
+    words = tail_words(graph, plan.n_microbatches, plan.settings.get("loss_on", ""))
     return Explanation(worst, dearest, loads[worst] / 1e9, tuple(moves), prices, again, nic_s, words)
 
 

@@ -303,7 +303,12 @@ def _written(case: Case) -> dict[str, Any]:
         "dims": dict(costs.dims),
         "versions": dict(costs.versions),
         "ranks": list(case.ranks),
-        **({"tail": words} if (words := tail_words(case.source.graph, case.n_microbatches)) else {}),
+        **(
+            {"tail": words}
+            if (words := tail_words(case.source.graph, case.n_microbatches, s.loss_on))
+            else {}
+        ),
+        **({"loss_on": s.loss_on} if s.loss_on == "batch" else {}),
     }
 
 

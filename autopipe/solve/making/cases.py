@@ -207,16 +207,18 @@ def cases(source: Source, asked: Options) -> list[Case]:
 
 
 def _schedules(source: Source, asked: str, n_microbatches: int) -> list[str]:
-    """The names to try: for a model whose tail takes the whole batch, those that run every forward first."""
+    """The names to try: where tail or loss takes the whole batch, those that run every forward first."""
     names = [n for n in NAMES if n != "forward-only"] if asked == "auto" else [asked]
-    if not source.graph.tail or n_microbatches == 1:
+    tail = source.graph.tail
+    if not (tail or source.settings.loss_on == "batch") or n_microbatches == 1:
         return names
     able = {*BREADTH_FIRST.values(), "forward-only"}
     fit = [name for name in dict.fromkeys(BREADTH_FIRST.get(n, n) for n in names) if name in able]
     if not fit:
+        mixes = f"{source.graph.model} mixes the rows of a batch from {tail[0]} on" if tail else ""
         raise InputError(
-            f"{source.graph.model} mixes the rows of a batch from {source.graph.tail[0]} on, which therefore "
-            f"waits for every microbatch, and schedule {asked!r} goes backward before that; use "
+            f"{mixes or 'loss_on is batch'}, which therefore waits for every microbatch, and schedule "
+            f"{asked!r} goes backward before that; use "
             f"{' or '.join(map(repr, BREADTH_FIRST.values()))}, or n_microbatches=1"
         )
     return fit

@@ -60,6 +60,7 @@ CHECKS: Mapping[str, Check] = {
     "overlap": flag,
     "sender_pays": word("once", "receiver"),
     "device_order": word("hosts", "given", "auto"),
+    "loss_on": word("microbatches", "batch"),
     "optimizer_bytes_per_parameter_byte": lambda name, value: number(name, value, most=1e6),
     "n_microbatches": whole,
 }
@@ -88,6 +89,8 @@ class Settings:
     device_order: ``"hosts"`` lays the stages on the ranks host by host, each host's in their order, so that
         neighbours are on one host where they can be; ``"given"`` in the ranks' order; ``"auto"`` looks for
         the best one (all that differ, or swaps where they are many). The order is in the stages' ranks.
+    loss_on: ``"batch"`` where the loss takes the outputs of all microbatches at once, once every forward has
+        run: under a schedule that waits for that, which keeps them all; ``"microbatches"`` where it does not.
     """
 
     memory_limit: Limit = None
@@ -100,6 +103,7 @@ class Settings:
     overlap: bool = True
     sender_pays: str = "once"
     device_order: str = "hosts"
+    loss_on: str = "microbatches"
     optimizer_bytes_per_parameter_byte: float = ADAM
 
     def __post_init__(self) -> None:

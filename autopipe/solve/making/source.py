@@ -19,7 +19,7 @@ from ...units import parse_bytes
 from ..proof.step import Work
 from .clones import clones_of, copies_of
 from .options import Limit, Settings
-from .tails import with_tail
+from .tails import with_outputs_kept, with_tail
 from .work import work_of
 
 __all__ = ["Source", "cheapest_link", "limits_of", "slowest_link"]
@@ -110,8 +110,11 @@ class Source:
         return f": {' and '.join(asked) or 'the graph'} keeps ops, and all between them, in one stage"
 
     def cut_into(self, n_microbatches: int) -> Source:
-        """The same for a batch in so many microbatches, which the model's tail takes all at once."""
+        """The same for a batch in so many microbatches, which a tail or the loss takes all at once."""
         costs = with_tail(self.graph, self.costs, n_microbatches)
+        waits = self.settings.loss_on == "batch" and self.settings.training and n_microbatches > 1
+        if waits and not self.graph.tail:
+            costs = with_outputs_kept(self.graph, costs)
         return self if costs is self.costs else dataclasses.replace(self, costs=costs)
 
     def matching(self, prefix: str, what: str) -> list[Op]:

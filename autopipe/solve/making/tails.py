@@ -1,6 +1,6 @@
-"""What a model's tail costs that runs once on all microbatches together: each microbatch bears its share.
+"""What waits for all microbatches, each of which bears its share of the cost: a model's tail, or a loss.
 
-That it is in the last stage is left to ``formulate``, that the schedule waits for it to ``cases``.
+That a tail is in the last stage is left to ``formulate``, that the schedule waits to ``cases``.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from collections.abc import Mapping
 from ...costs import CostTable, OpCost
 from ...graph import OpGraph, batch_dim
 
-__all__ = ["tail_words", "with_tail"]
+__all__ = ["tail_words", "with_outputs_kept", "with_tail"]
 
 
-def tail_words(graph: OpGraph, n_microbatches: int) -> str:
-    """What a plan says of a model's tail; nothing where it has none, or one microbatch is all."""
-    if not graph.last or n_microbatches == 1:
+def tail_words(graph: OpGraph, n_microbatches: int, loss_on: str = "") -> str:
+    """What a plan says of a tail or loss that waits; nothing where none does, or one microbatch is all."""
+    if n_microbatches == 1:
         return ""
+    if not graph.last:
+        told = "the loss takes the outputs of all microbatches at once, once every forward has run"
+        return told if loss_on == "batch" else ""
     in_order = [graph.by_name[name] for name in sorted(graph.last, key=graph.position.__getitem__)]
     first = next((op for op in in_order if not op.is_size and not op.is_movable), in_order[0])
     where = f" ({first.source})" if first.source else ""
@@ -52,6 +55,19 @@ def with_tail(graph: OpGraph, costs: CostTable, n_microbatches: int) -> CostTabl
     extra = sum(op.bytes_at(piece) * (1 + op.requires_grad) for op in gathered)
     first = min(graph.last, key=graph.position.__getitem__)
     made[first] = dataclasses.replace(made[first], saved_bytes=made[first].saved_bytes + extra)
+    return dataclasses.replace(costs, costs=made)
+
+
+def with_outputs_kept(graph: OpGraph, costs: CostTable) -> CostTable:
+    """The costs where a loss takes all outputs at once: they are kept, and so are their gradients.
+
+    Not counted: what the loss itself takes, which no graph has.
+    """
+    ops, made = graph.by_name, dict(costs.costs)
+    for op in (ops[name] for name in graph.takes[graph.ops[-1].name]):
+        if op.kind != "input" and op.name in made:
+            kept = op.bytes_at(costs.dims) * (1 + op.requires_grad)
+            made[op.name] = dataclasses.replace(made[op.name], saved_bytes=made[op.name].saved_bytes + kept)
     return dataclasses.replace(costs, costs=made)
 
 
