@@ -47,6 +47,7 @@ from .state.garbage import seldom_searched
 from .state.global_hooks import unseen
 from .state.state import Snapshot, preserved, written_in
 from .state.tensor_classes import check_answers
+from .state.turns import in_turn
 from .state.whole_layers import WholeLayers
 from .validation import validated_forms, with_more_sizes_free
 
@@ -123,6 +124,7 @@ class _Asked:
     known: Variation | None = None
 
 
+@in_turn()
 @seldom_searched()
 def _capture(asked: _Asked, at: Mapping[Dim, int] | None = None) -> Capture:
     """A capture on the example; what calls count in attributes is given to each beside its arguments.

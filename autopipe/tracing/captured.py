@@ -40,6 +40,7 @@ from .sizes.variation import Variation
 from .state.example_data import all_on
 from .state.readers import Change, Kind
 from .state.state import note_written
+from .state.turns import in_turn
 from .state.whole_layers import WholeLayers
 
 __all__ = ["Capture"]
@@ -323,14 +324,21 @@ class Capture:
         except InputError as refusal:
             if self.new_forms is None:
                 raise
-            try:
-                found = self.new_forms.record(self.inputs, values)
-            except AutopipeError as error:
-                raise InputError(f"{refusal}. It was tried to record it now: {error}") from error
+            with in_turn():
+                return self._form_recorded(values, self.new_forms, refusal)
+
+    def _form_recorded(self, values: Mapping[str, Any], new_forms: NewForms, refusal: InputError) -> int:
+        """The form for inputs that none was for, unless another thread has recorded it meanwhile."""
+        with contextlib.suppress(InputError):
+            return self.form_of(values)
+        try:
+            found = new_forms.record(self.inputs, values)
+        except AutopipeError as error:
+            raise InputError(f"{refusal}. It was tried to record it now: {error}") from error
         for flag, form in found.items():
             self.own[flag].append(len(self.forms[flag]))
             self.forms[flag] = (*self.forms[flag], form)
-        made = self.new_forms.made
+        made = new_forms.made
         self.answers.update(made.answers())
         self.constants.update(made.constants)
         self.assumptions.asks_too(made.dtypes, made.flags, made.all_forms)

@@ -24,6 +24,7 @@ from .state.example_data import all_on
 from .state.garbage import seldom_searched
 from .state.global_hooks import unseen
 from .state.state import Snapshot, preserved
+from .state.turns import in_turn
 
 __all__ = ["NewForms"]
 
@@ -101,6 +102,7 @@ class NewForms:
             return not self._attempt.policy.is_inside_leaf(path)
 
         with (
+            in_turn(),
             seldom_searched(),
             torch.inference_mode(False),
             all_on(self._device, model),

@@ -16,6 +16,7 @@ from .inputs.arguments import Inputs
 from .inputs.free_numbers import freed
 from .inputs.held_numbers import HELD, numbers_of
 from .state.example_data import all_on
+from .state.turns import in_turn
 
 if TYPE_CHECKING:
     from .captured import Capture
@@ -28,6 +29,7 @@ _MOST_VALUES = 8
 """How many of them may differ in one plain value."""
 
 
+@in_turn()
 def recorded_beside(first: Capture, unfit: Capture, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
     """A capture of calls like this one, that ``unfit`` is not for; from now on one of ``first``'s kinds.
 

@@ -28,6 +28,7 @@ from .cells import content
 from .iterators import Spent
 from .quick_check import Glance, Seen
 from .reach import Reached, reached, saved, state_of
+from .turns import in_turn
 
 __all__ = [
     "Snapshot",
@@ -439,28 +440,29 @@ def _same(a: Any, b: Any) -> bool:
 def preserved(
     model: nn.Module, is_first: Callable[[str], bool] = lambda path: True, *, holds_back: bool = False
 ) -> Iterator[Snapshot]:
-    """Whatever happens inside, leave ``model`` and the random generators as they were.
+    """Whatever happens inside, leave ``model`` and the random generators as they were; other threads wait.
 
     Where it ``holds_back``, who takes from an iterator that the model holds is told, as what is taken cannot
     be put back; elsewhere they stay in their places, since a captured model takes nothing from them.
     """
-    snapshot = Snapshot(model, is_first, holds_back=holds_back)
-    python, numpy = random.getstate(), np.random.get_state()
-    gradients = [(p, p.grad) for p in snapshot.weights]
-    kind = snapshot.devices[0].type if snapshot.devices else "cpu"
-    with torch.random.fork_rng(devices=snapshot.devices, device_type=kind):
-        try:
-            for parameter, _ in gradients:
-                parameter.grad = None
-            yield snapshot
-        finally:
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
-            snapshot.end()
-            if snapshot.spent is not None:
-                snapshot.spent.put_back()
-            random.setstate(python)
-            np.random.set_state(numpy)
+    with in_turn():
+        snapshot = Snapshot(model, is_first, holds_back=holds_back)
+        python, numpy = random.getstate(), np.random.get_state()
+        gradients = [(p, p.grad) for p in snapshot.weights]
+        kind = snapshot.devices[0].type if snapshot.devices else "cpu"
+        with torch.random.fork_rng(devices=snapshot.devices, device_type=kind):
+            try:
+                for parameter, _ in gradients:
+                    parameter.grad = None
+                yield snapshot
+            finally:
+                for parameter, gradient in gradients:
+                    parameter.grad = gradient
+                snapshot.end()
+                if snapshot.spent is not None:
+                    snapshot.spent.put_back()
+                random.setstate(python)
+                np.random.set_state(numpy)
 
 
 def switch(model: nn.Module, training: bool) -> None:
