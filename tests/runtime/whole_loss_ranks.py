@@ -163,8 +163,48 @@ def replicas_differ():
     n = 1 if replica else 10
     found = runtime.step(numbers(n, 5), target=(numbers(n, WIDTH), torch.ones(n, WIDTH).double()))
     assert found.loss.isfinite()
+    pipe.merge()
+
+
+def replicas_later():
+    """One replica has labels that do not count, or all set a weight, in a step that asks nothing else."""
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    replica = mesh.get_local_rank("dp")
+    for way in ("labels", "weight"):
+        pipe, twin = split("1f1b")
+        pipe.model.load_state_dict(twin.state_dict())
+        pipe.model.zero_grad()
+        kept = {"weight": 0.0}
+
+        def loss_fn(output, target, kept=kept):
+            spread = output.std(0).mean() if kept["weight"] else 0.0
+            return F.cross_entropy(output, target) + kept["weight"] * spread
+
+        runtime = pipe.runtime(loss_fn, mesh=mesh)
+        runtime.wrap(lambda stage: DistributedDataParallel(stage, process_group=mesh.get_group("dp")))
+        for step in range(5):
+            is_other = step == 3
+            kept["weight"] = 0.5 * (is_other and way == "weight")
+            halves = []
+            for i in range(2):
+                is_out = (torch.arange(10) == 0) & (is_other and i == 0 and way == "labels")
+                halves.append((numbers(10, 5, seed=step + 10 * i), labels(10).where(~is_out, -100)))
+            (x, target), each = halves[replica], [loss_fn(twin(x), target) for x, target in halves]
+            found = runtime.step(x, target=target).loss.item()
+            (sum(each) / 2).backward()
+            assert abs(found - each[replica].item()) < EXACT, (way, step)
+        compare(runtime, twin)
+        pipe.merge()
 
 
 if __name__ == "__main__":
     asked = {"asked_for": asked_for, "found": found, "replicas_asked": functools.partial(replicas, "batch")}
-    run({**asked, "later": later, "replicas": replicas, "replicas_differ": replicas_differ})
+    run(
+        {
+            **asked,
+            "later": later,
+            "replicas": replicas,
+            "replicas_differ": replicas_differ,
+            "replicas_later": replicas_later,
+        }
+    )

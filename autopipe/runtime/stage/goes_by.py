@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...tracing.calls.members import OF_ALL
 from ...tracing.state.cells import ArrayCell, content
 from ...tracing.state.global_names import codes_in, is_foreign, names_in
 from ...tracing.state.state import Snapshot
@@ -24,9 +25,11 @@ _MOST_PLACES = 1 << 12
 """So many places are looked at in each step."""
 _MOST_LISTED = 8
 """Longer lists are not looked into: they keep what was."""
+_MOST_ELEMENTS = 64
+"""Of larger tensors, as queues and centres, the values are not looked at."""
 _OWN = "autopipe."
 _NUMBERS = (int, float)
-_WORDS = (bool, str, bytes, type(None), tuple, torch.dtype, torch.device, enum.Enum)
+_WORDS = (bool, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
 Read = Callable[[], Any]
 
 
@@ -55,10 +58,11 @@ class GoesBy:
         out: list[Any] = []
         numbers: dict[type, list[Any]] = {kind: [] for kind in self._known}
         for read in self._reads:
-            value = _plain(read())
-            if type(value) in numbers and value == value:
-                numbers[type(value)].append(value)
-                value = type(value)
+            value: Any = _plain(read())
+            if type(value) in numbers:
+                if value == value:
+                    numbers[type(value)].append(value)
+                value = type(value), value == value
             out.append(value)
         for kind, found in numbers.items():
             known, marks = self._known[kind], [] if kind is _Length else sorted(set(found))
@@ -71,14 +75,26 @@ class GoesBy:
 
 def _plain(value: Any) -> Any:
     """What a value is told apart from others by: of plain ones they, of code which it is, else its kind."""
-    if isinstance(value, torch.Tensor):  # of other kinds, as weights that other ranks train, none is asked
-        is_number = type(value) is torch.Tensor and value.is_cpu and value.numel() == 1
-        return value.item() if is_number and not value.requires_grad else torch.Tensor
+    if isinstance(value, torch.Tensor):
+        if type(value) is not torch.Tensor:  # as weights, which other ranks may train
+            return type(value)
+        is_told = value.is_cpu and 0 < value.numel() <= _MOST_ELEMENTS and not value.requires_grad
+        return _of_tensor(value) if is_told else torch.Tensor
     if isinstance(value, np.generic):
         value = value.item()
     if type(value) in (*_NUMBERS, _Length) or isinstance(value, _WORDS):
-        return (tuple, *map(_plain, value)) if isinstance(value, tuple) else value
-    return id(value) if callable(value) else type(value)
+        return value
+    if isinstance(value, tuple):
+        return (tuple, *map(_plain, value)) if len(value) <= _MOST_LISTED else tuple
+    return (callable, id(value)) if callable(value) else type(value)
+
+
+def _of_tensor(value: torch.Tensor) -> Any:
+    """The number that it is; of several, which are 0, and whether all are alike, as weights of classes."""
+    if value.numel() == 1:
+        return value.item()
+    flat = value.flatten()
+    return torch.Tensor, bool((flat == flat[0]).all()), tuple(flat.bool().tolist())
 
 
 def _codes(snapshot: Snapshot) -> Iterator[types.CodeType]:
@@ -95,7 +111,8 @@ def _inner(code: types.CodeType) -> Iterator[Any]:
 
 
 def _texts(code: types.CodeType) -> Iterator[str]:
-    """By which it may ask dicts, beside the names of what it closes over."""
+    """By which it may ask dicts, or is given what they hold."""
+    yield from code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     yield from (v for v in _inner(code) if type(v) is str)
 
 
@@ -108,8 +125,10 @@ def _reads(snapshot: Snapshot, names: frozenset[str]) -> Iterator[Read]:
     found = snapshot.reached
     for _, module, _ in snapshot.modules:
         if module is not snapshot.model:
-            yield from _in_namespace(vars(module), names)
-            yield from _in_namespace(module._buffers, names)
+            is_torchs = is_foreign(type(module).__module__)  # whose code is not read
+            yield from _in_namespace(vars(module), vars(module).keys() - OF_ALL if is_torchs else names)
+            yield from _in_namespace(module._buffers, module._buffers.keys() if is_torchs else names)
+            yield _value(vars(module), "training")
     for _, _, holder in found.holders:
         if isinstance(holder, dict):
             yield from _in_namespace(holder, names)

@@ -260,7 +260,8 @@ class Loss:
         _logger.warning(
             "loss_fn is called once on the whole batch, as its losses of microbatches do not weigh up to the "
             "batch's: %s. From now on every forward runs before the first backward (schedule 'gpipe' or "
-            "'looped-bfs'), and the activations of all microbatches are kept; loss_on='batch' asks for that. "
+            "'looped-bfs'), and the activations of all microbatches are kept; loss_on='batch' asks for that, "
+            "and in split() plans for it. "
             "A mean over labels that count does without, under loss_weight=lambda args, kwargs, target: "
             "(target != %d).sum(), one that the model makes with no loss_fn, a sum under "
             "loss_reduction='sum'; loss_on='microbatches' takes each microbatch for a batch",

@@ -1,5 +1,7 @@
 """A ``loss_fn`` that goes another way later, as its user sets something between steps, is asked at once."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -97,6 +99,48 @@ class ByLength(ByEpoch):
         self.seen.append(step)
 
 
+class BySwap(ByEpoch):
+    """Has a module of torch's in an attribute, whose place another takes, and which is then changed."""
+
+    def __init__(self):
+        self.made = nn.MSELoss()
+
+    def __call__(self, output, target):
+        return self.made(output, target)
+
+    def set(self, step):
+        if step == 3:
+            self.made = nn.MSELoss()
+        if step == LATER:
+            self.made.reduction = "sum"
+
+
+class ByClass(ByEpoch):
+    """Weighs classes, all alike at first."""
+
+    def __init__(self):
+        self.weight = torch.ones(WIDTH, dtype=torch.float64)
+
+    def __call__(self, output, target):
+        return F.cross_entropy(output, target.argmax(1), self.weight)
+
+    def set(self, step):
+        if step == LATER:
+            self.weight[0] = 5.0
+
+
+def made_partial():
+    def base(output, target, spread=0):
+        return F.mse_loss(output, target) + (output.var(0).mean() if spread else 0.0)
+
+    def put(step):
+        made.keywords["spread"] = int(step >= LATER)
+
+    made = functools.partial(base, spread=0)
+    made.set = put
+    return made
+
+
 class ByGlobal(ByEpoch):
     def __call__(self, output, target):
         return F.mse_loss(output, target) if EPOCH < LATER else info_nce(output, target)
@@ -138,11 +182,35 @@ def steps(make):
 
 @pytest.mark.parametrize(
     "make",
-    [ByEpoch, ByNumber, ByWeight, ByFunction, ByFlag, ByItem, ByLength, ByGlobal, ByClosure],
+    [
+        ByEpoch,
+        ByNumber,
+        ByWeight,
+        ByFunction,
+        ByFlag,
+        ByItem,
+        ByLength,
+        BySwap,
+        ByClass,
+        made_partial,
+        ByGlobal,
+        ByClosure,
+    ],
     ids=lambda c: c.__name__,
 )
 def test_what_a_user_sets_between_steps(make):
     steps(make)
+
+
+def test_torchs_own_whose_reduction_is_set_later_is_refused():
+    pipe, _ = split()
+    loss_fn, x, target = nn.MSELoss(), numbers(10, 5), numbers(10, WIDTH)
+    runtime = pipe.runtime(loss_fn)
+    for _ in range(LATER):
+        runtime.step(x, target=target)
+    loss_fn.reduction = "sum"
+    with pytest.raises(autopipe.errors.InputError, match="not the weighted sum"):
+        runtime.step(x, target=target)
 
 
 class Counted(ByEpoch):

@@ -424,7 +424,10 @@ def test_each_microbatch_is_a_batch_where_that_is_asked_for(caplog):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("n_ranks", "names"),
-    [(2, ["asked_for", "found", "later"]), (4, ["replicas_asked", "replicas", "replicas_differ"])],
+    [
+        (2, ["asked_for", "found", "later"]),
+        (4, ["replicas_asked", "replicas", "replicas_differ", "replicas_later"]),
+    ],
 )
 def test_on_ranks(n_ranks, names):
     run_ranks(SCRIPT, n_ranks, *names, timeout_s=100)
