@@ -29,7 +29,7 @@ from .microbatch import Batch
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["Outputs", "share", "weighted"]
+__all__ = ["NotThereError", "Outputs", "share", "weighted"]
 
 _logger = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class Outputs:
         return whole if whole is not None and parts == list(leaf) else None
 
 
-class _NotThereError(InputError, AttributeError):
+class NotThereError(InputError, AttributeError):
     """For code that asks what something has, it has nothing."""
 
 
@@ -227,7 +227,7 @@ class NotThere:
 
     @staticmethod
     def _fail(why: str) -> NoReturn:
-        raise _NotThereError(
+        raise NotThereError(
             f"loss_fn takes of the whole batch what microbatches do not give: {why}; pass n_microbatches=1, "
             "or loss_on='microbatches' to take each microbatch for a batch"
         )

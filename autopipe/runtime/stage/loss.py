@@ -18,6 +18,7 @@ from ...errors import InputError
 from ...tracing.inputs.structure import mapped
 from ..data.call_kinds import Kinds
 from ..data.microbatch import Batch
+from ..data.outputs import NotThereError
 from ..options import Options
 from .asking import Parts, Question, Subject, Verdict, joined_targets, left_out
 from .choice import Choice
@@ -176,7 +177,8 @@ class Loss:
             after.put_back()
             if failure is not None:
                 raise failure from error
-            if isinstance(error, InputError) and error is self.call.failure:
+            is_refused = isinstance(error, InputError) and error is self.call.failure
+            if is_refused or isinstance(error, NotThereError):
                 raise
             if isinstance(error, InputError):
                 self._warn(str(error))
@@ -210,6 +212,8 @@ class Loss:
                 batch = step.batch.part(span.start, span.stop)
                 question = self._question(batch, weights, parts, targets, target, held)
                 verdict = question.ask([subject.losses[m] for m in span], None, question.call)
+        except NotThereError:
+            raise
         except Exception:  # any Python: it may count calls, or want the sizes of one microbatch
             _logger.debug("loss_fn does not take several microbatches together", exc_info=True)
             return

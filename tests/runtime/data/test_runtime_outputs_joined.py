@@ -256,6 +256,40 @@ def test_what_is_neither_mean_nor_sum_of_rows_is_refused_by_name(kind: str) -> N
         runtime.step(x, return_outputs=True)
 
 
+@pytest.mark.parametrize("kind", ["what the best row holds", "the largest of each column", "spreads"])
+def test_a_loss_of_what_is_neither_mean_nor_sum_of_rows_is_refused(kind: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, 4).double()
+    pipe = autopipe.split(Net(NEITHER[kind]).double(), 2, (x,), costs="estimated", n_microbatches=3)
+
+    def loss_fn(output: Any, target: Any) -> Tensor:
+        return output[0].square().mean() + output[1].square().mean()
+
+    with pytest.raises(InputError, match=r"loss_fn takes .* neither a mean nor a sum.* n_microbatches=1"):
+        pipe.runtime(loss_fn=loss_fn).step(x)
+    for options in ({"n_microbatches": 1}, {"loss_on": "microbatches"}):
+        pipe.runtime(loss_fn=loss_fn, **options).step(x)
+
+
+def test_a_table_whose_places_vary_where_the_rows_are_fixed_is_no_batch() -> None:
+    class Matched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, queries: Tensor, choices: Tensor, table: Tensor) -> Tensor:
+            found = torch.einsum("bk,bck->bc", self.a(queries), self.b(choices).view(len(queries), 3, 4))
+            return found + (queries @ table.t()).sum(-1, keepdim=True)
+
+    torch.manual_seed(0)
+    given = torch.randn(6, 4), torch.randn(18, 4), torch.randn(4, 4)
+    pipe = autopipe.split(Matched(), 2, given, costs="estimated")
+    runtime = pipe.runtime(loss_fn=lambda output, target: output.square().mean())
+    assert torch.equal(runtime.step(*given).loss, pipe.graph.model(*given).square().mean())
+    with pytest.raises(InputError, match="loss_fn takes of the whole batch what microbatches do not give"):
+        runtime.step(*given, n_microbatches=2)
+
+
 @pytest.mark.parametrize("kind", FIRST)
 def test_counts_of_what_the_example_lacks_are_told_by_name(
     kind: str, caplog: pytest.LogCaptureFixture
