@@ -97,7 +97,7 @@ def described(model: nn.Module, device: DeviceLike) -> tuple[Device, Link]:
         device = measure.device(device)
     if not isinstance(device, Device):
         where = _where(model, device)
-        device = measure.described(measure.device_name(where))
+        device = measure.described(measure.device_name(where), accelerator.total_bytes(where))
         if where.type == "cpu":
             return dataclasses.replace(device, memory_bytes=None), measure.link("loopback")
     return device, measure.link("NVLink4" if "NVIDIA H" in device.name else "PCIe4")

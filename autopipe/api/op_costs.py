@@ -175,8 +175,9 @@ def costs_of(
             "device to estimate for, or a saved cost table"
         )
     if isinstance(device, Device) or is_described(device):
+        named = device.name if isinstance(device, Device) else device
         raise InputError(
-            f"costs='measured' runs on this machine, but device describes another, {device}; pass "
+            f"costs='measured' runs on this machine, but device describes another, {named}; pass "
             "costs='estimated', or a torch device"
         )
     return profiled(

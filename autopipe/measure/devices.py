@@ -6,8 +6,11 @@ Measuring how much of a peak is reached is left to ``efficiency``, measuring lin
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import pathlib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 from ..errors import InputError
 from ..hardware import Device, Link
@@ -160,6 +163,8 @@ LINKS: Mapping[str, Link] = {
 def device(name: str | pathlib.Path) -> Device:
     """A device by its name here, by the driver's name for it, or from a JSON file of :class:`Device` fields.
 
+    A name may leave words of these out or add the memory, as in ``"H100 SXM"``, but be of no other device.
+
     Raises :class:`InputError` for an unknown name, :class:`StoreError` for a file that is not a device.
 
     >>> device("H200").memory_bytes, device("NVIDIA H100 80GB HBM3").name
@@ -168,23 +173,41 @@ def device(name: str | pathlib.Path) -> Device:
     text = str(name)
     if text.endswith(".json"):
         return _device_file(pathlib.Path(text))
-    wanted = _plain(text)
     for key, found in DEVICES.items():
-        if wanted in (_plain(key), _plain(found.name)) or _plain(key) in wanted:
+        if _plain(text) in (_plain(key), _plain(found.name)) or _is_of(_words(text), key, found):
             return found
     raise InputError(f"no device {text!r}; known are {', '.join(DEVICES)}, or give a JSON file of your own")
 
 
-def described(name: str) -> Device:
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.lower())
+
+
+_ADDED = {"nvidia", "amd", "geforce", "instinct", "tesla", "gpu", "rtx", "sxm", "sxm4", "sxm5", "oam"}
+"""Words that names of the devices here may have, and of no other that is called like one of them."""
+
+
+def _is_of(words: Sequence[str], key: str, found: Device) -> bool:
+    """Whether words name a device by its key, and say nothing that another, a variant of it, is called by."""
+    size = f"{(found.memory_bytes or 0) // 10**9}gb"
+    own = {*_ADDED, *_words(found.name), *_words(key), size}
+    pairs = {"".join(pair) for pair in itertools.pairwise(words)}
+    return _plain(key) in {*words, *pairs} and all(w in own or w == _plain(key) for w in words)
+
+
+def described(name: str, memory_bytes: int | None = None) -> Device:
     """The description nearest to a device as its driver names it; a generic CPU where there is none.
+
+    ``memory_bytes`` is what the driver says that it has: the lesser counts, as variants of one name differ.
 
     >>> described("AMD EPYC, 1 thread").name, described("NVIDIA A100-SXM4-80GB").name
     ('generic CPU, one thread', 'NVIDIA A100-SXM4-80GB')
     """
-    try:
-        return device(name)
-    except InputError:
-        return DEVICES["CPU"]
+    plain = _plain(name)
+    found = next((d for key, d in DEVICES.items() if key != "CPU" and _plain(key) in plain), DEVICES["CPU"])
+    if memory_bytes is None or memory_bytes >= (found.memory_bytes or math.inf):
+        return found
+    return dataclasses.replace(found, memory_bytes=memory_bytes, reserved_bytes=reserved(memory_bytes))
 
 
 def link(name: str) -> Link:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import autopipe
 from autopipe.errors import InputError, StoreError
 from autopipe.hardware import Device
-from autopipe.measure import DEVICES, LINKS, Efficiency, device, estimate, fit, link, profile
+from autopipe.measure import DEVICES, LINKS, Efficiency, described, device, estimate, fit, link, profile
 from autopipe.measure.efficiency import seconds
 from autopipe.measure.kernel_counts import Counter, Kernels
 from autopipe.tracing import Capture
@@ -191,6 +191,28 @@ def test_every_description_names_its_source(name: str) -> None:
     assert device(described.name) == described
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("h100-sxm5-80gb", "H100"),
+        ("NVIDIA A100 80GB", "A100"),
+        ("RTX 4090", "RTX4090"),
+        ("mi300x oam", "MI300X"),
+    ],
+)
+def test_a_device_may_be_named_in_other_words(name: str, key: str) -> None:
+    assert device(name) == DEVICES[key]
+
+
+def test_what_the_driver_says_of_memory_counts_where_it_is_less() -> None:
+    assert described("NVIDIA A100-SXM4-40GB").name == DEVICES["A100"].name
+    smaller = described("NVIDIA A100-SXM4-40GB", 42 * 10**9)
+    assert smaller.memory_bytes == 42 * 10**9
+    assert smaller.reserved_bytes < DEVICES["A100"].reserved_bytes
+    assert described("NVIDIA A100-SXM4-80GB", 85 * 10**9) == DEVICES["A100"]
+    assert described("unheard of", 16 * 10**9).memory_bytes == 16 * 10**9
+
+
 @pytest.mark.parametrize("name", LINKS)
 def test_every_link_names_its_source(name: str) -> None:
     assert link(name).source
@@ -207,8 +229,10 @@ def test_a_device_of_ones_own(tmp_path: pathlib.Path) -> None:
 
 
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match="H200"):
-        device("H3000")
+    # those of variants too, which have other rates and other memory than the device they are called like
+    for name in ("H3000", "H2000", "GH200 480GB", "H100 PCIe", "A100-SXM4-40GB", "RTX 4090 Laptop", "L40"):
+        with pytest.raises(InputError, match="H200"):
+            device(name)
     with pytest.raises(InputError, match="NVLink4"):
         link("string")
 
