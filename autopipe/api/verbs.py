@@ -17,7 +17,7 @@ from ..costs import CostTable
 from ..errors import InputError
 from ..plans import Plan, check_plan
 from ..runtime.weights.stale import shapes_of
-from ..simulator import Timeline
+from ..simulator import Timeline, warn_if_changed
 from ..simulator import simulate as _simulate
 from ..solve import solve
 from ..tracing import Capture
@@ -70,8 +70,9 @@ def simulate(plan: Plan, **options: Any) -> Timeline:
     """Predict a step of ``plan``: every action, the bubble by cause and memory over time.
 
     Options are those of :func:`autopipe.simulator.simulate`: another ``schedule`` (a name or a
-    :class:`Schedule`), another ``n_microbatches`` (of the size that the plan's have), ``overlap``, ``costs``,
-    ``shards`` and ``most_whole``. Neither the model nor a GPU is needed.
+    :class:`Schedule`), another ``n_microbatches`` (of the size that the plan's have), another ``cluster`` of
+    as many ranks, ``overlap``, ``costs``, ``shards`` and ``most_whole``. Neither the model nor a GPU is
+    needed.
 
     Returns a :class:`~autopipe.simulator.Timeline`; ``to_chrome_trace()`` opens in Perfetto. Raises
     :class:`InputError` for a schedule or costs that are not for this plan, and :class:`ScheduleError` for a
@@ -226,6 +227,7 @@ def _of_plan(
         check_plan(plan)
     given = plan if isinstance(plan, Plan) else Plan.from_json(plan)
     _check_decided(given, n_stages, options)
+    warn_if_changed(given, "the plan")
     captured = captured_for(given, model, args, kwargs, checked(options), limit_s)
     return Pipe(captured, given)
 

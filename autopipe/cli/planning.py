@@ -14,7 +14,7 @@ from ..costs import CostTable
 from ..errors import InputError, PlanError
 from ..graph import OpGraph
 from ..hardware import Cluster
-from ..plans import Plan, StagePlan, Tie, check_between
+from ..plans import Plan, check_between
 from .options import MODEL_HELP, Making, Planning
 from .output import aside
 
@@ -204,7 +204,11 @@ def planned(target: str, making: Making, how: Planning, model: str | None = None
         raise InputError(
             f"--{refused[0]} is already decided in {target}; name the model instead to plan it anew"
         )
-    plan = _under(Plan.from_json(target), how.memory, making.cluster)
+    from ..simulator import warn_if_changed
+
+    plan = Plan.from_json(pathlib.Path(target))
+    warn_if_changed(plan, target)
+    plan = _under(plan, how.memory, making.cluster)
     if model is None:
         alone = dataclasses.replace(
             making, costs=making.costs if making.costs in SOURCES else None, cluster=None
@@ -239,7 +243,7 @@ def _under(plan: Plan, memory: str | None, path: pathlib.Path | None) -> Plan:
 
     What its solver proved, and what else it tried, holds for the limit and the cluster that it was made for.
     """
-    from ..simulator import simulate
+    from ..simulator import on_cluster, simulate
 
     if memory is None and path is None:
         return plan
@@ -248,35 +252,10 @@ def _under(plan: Plan, memory: str | None, path: pathlib.Path | None) -> Plan:
     if memory is not None:
         plan = dataclasses.replace(plan, settings={**plan.settings, "memory_limit": _limits(memory)})
     if path is not None:
-        cluster = Cluster.read(path)
-        if cluster.n_ranks != plan.n_ranks:
-            raise PlanError(f"the plan is for {plan.n_ranks} ranks, {path} has {cluster.n_ranks}; plan again")
-        stages = tuple(_at_pace(stage, plan.cluster, cluster) for stage in plan.stages)
-        plan = dataclasses.replace(plan, cluster=cluster, stages=stages, ties=_ties_over(plan, cluster))
+        plan = on_cluster(plan, Cluster.read(path))
         bounds = dataclasses.replace(unbounded, bottleneck_s=max(plan.loads_s))
         plan = dataclasses.replace(plan, step_s=simulate(plan).step_s, bounds=bounds)
     return plan
-
-
-def _at_pace(stage: StagePlan, before: Cluster, after: Cluster) -> StagePlan:
-    """The stage, with what it takes at the speed of its rank's device in another cluster."""
-    ratio = before.devices[stage.rank].speed / after.devices[stage.rank].speed
-    return dataclasses.replace(
-        stage,
-        forward_s=stage.forward_s * ratio,
-        backward_s=stage.backward_s * ratio,
-        backward_input_s=stage.backward_input_s * ratio,
-        backward_weight_s=stage.backward_weight_s * ratio,
-    )
-
-
-def _ties_over(plan: Plan, cluster: Cluster) -> tuple[Tie, ...]:
-    """The plan's ties, with what they take over a cluster's links."""
-    ranks = [{plan.placement[s] for s in tie.stages} for tie in plan.ties]
-    seconds = [cluster.all_reduce_s(tie.n_bytes, r) for tie, r in zip(plan.ties, ranks, strict=True)]
-    trains = any(stage.backward_s for stage in plan.stages)
-    rows = zip(plan.ties, seconds, strict=True)
-    return tuple(dataclasses.replace(tie, seconds=s if trains else 0.0) for tie, s in rows)
 
 
 def _opened(request: Request, plan: Plan) -> Capture:

@@ -6,10 +6,11 @@ Generating schedules is left to ``schedule``, choosing among them to ``solve``, 
 from ..schedule.actions import StageTimes, Transfer
 from .bubbles import Bubble
 from .chrome_trace import chrome_trace
+from .other_cluster import on_cluster
 from .plan_inputs import plan_schedule, plan_transfers, stage_times
 from .recorded import Ran, Recorded, make_report
 from .report import DRIFTED, Report, StageReport
-from .simulate_plan import check_costs, in_turn_s, simulate
+from .simulate_plan import check_costs, in_turn_s, simulate, warn_if_changed
 from .simulate_schedule import simulate_schedule
 from .timeline import Timeline
 from .timeline_data import Event, Sent
@@ -33,6 +34,7 @@ __all__ = [
     "chrome_trace",
     "in_turn_s",
     "make_report",
+    "on_cluster",
     "plan_file",
     "plan_schedule",
     "plan_transfers",
@@ -40,5 +42,6 @@ __all__ = [
     "simulate",
     "simulate_schedule",
     "stage_times",
+    "warn_if_changed",
     "watched",
 ]

@@ -6,21 +6,28 @@ Timing a schedule is left to ``simulate_schedule``.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 
 from ..arguments import brief, flag, one_of, whole
 from ..costs import CostTable
 from ..errors import InputError
+from ..hardware import Cluster
 from ..memory import StageMemory, plan_memory, tied_bytes
 from ..plans import Plan
 from ..schedule import NAMES, Schedule
-from ..units import n_of
+from ..units import format_seconds, n_of
+from .other_cluster import on_cluster
 from .plan_inputs import plan_schedule, plan_transfers, stage_times
 from .simulate_schedule import simulate_schedule
 from .timeline import Timeline
 
-__all__ = ["check_costs", "in_turn_s", "simulate"]
+__all__ = ["check_costs", "in_turn_s", "simulate", "warn_if_changed"]
 
+_logger = logging.getLogger(__name__)
+
+_OTHERWISE = 0.01
+"""By so much of its step a plan may differ from what is predicted for it, before that is told."""
 _AGREED, _LOSS = 24, 8
 """Bytes that each rank shows the next before a step, and those of the loss."""
 
@@ -32,6 +39,7 @@ def simulate(
     n_microbatches: int | None = None,
     overlap: bool = True,
     costs: CostTable | None = None,
+    cluster: Cluster | None = None,
     shards: int = 1,
     most_whole: int | None = None,
 ) -> Timeline:
@@ -41,7 +49,8 @@ def simulate(
     batch. Optimizer state and time come from the plan's settings (``optimizer_bytes_per_parameter_byte``,
     ``optimizer_s_per_byte``, ``optimizer_s_per_tensor``) where they are there, at the speed of each rank's
     device, and so do ``start_s`` and ``jitter_s``. With a given schedule its own placement counts. Op
-    ``costs`` make its memory closer (``memory.plan_memory``).
+    ``costs`` make its memory closer (``memory.plan_memory``). With another ``cluster``, of as many ranks, its
+    stages take as long as at the speeds there, its messages and ties as over the links there.
 
     ``shards``: over how many replicas each stage's weights and optimizer state lie in shards (FSDP). They are
     gathered round a ring of the cluster's links between hosts (within its one), ``most_whole`` stages of a
@@ -49,7 +58,7 @@ def simulate(
     backward.
 
     Raises :class:`InputError` where a given schedule is not for as many stages and ranks as the plan, or the
-    costs are of other ops.
+    costs are of other ops, :class:`PlanError` where a cluster has not as many ranks.
     """
     flag("overlap", overlap)
     shards = whole("shards", shards)
@@ -57,6 +66,8 @@ def simulate(
         most_whole = whole("most_whole", most_whole)
     if costs is not None:
         check_costs(plan, costs)
+    if cluster is not None:
+        plan = on_cluster(plan, cluster)
     chosen = _chosen(plan, schedule, n_microbatches)
     placed, training = chosen.placement, chosen.has_backward
     memory = [
@@ -80,6 +91,23 @@ def simulate(
         gather_s=[_gather_s(plan, stage.parameter_bytes, shards) for stage in plan.stages],
         most_whole=most_whole,
     )
+
+
+def warn_if_changed(plan: Plan, what: str) -> None:
+    """Warns where a plan says of its step what is not predicted of it as it stands, as of one edited by hand.
+
+    Its memory, bounds and candidates are then likely of before too.
+    """
+    step_s = simulate(plan).step_s
+    if abs(step_s - plan.step_s) > _OTHERWISE * step_s:
+        _logger.warning(
+            "%s says that a step takes %s, and as it stands it takes %s: it was changed since it was made, "
+            "or made by another release, and its memory, bounds and alternatives may be those of before; "
+            "plan again for new ones",
+            what,
+            format_seconds(plan.step_s),
+            format_seconds(step_s),
+        )
 
 
 def _chosen(plan: Plan, schedule: str | Schedule | None, n_microbatches: int | None) -> Schedule:

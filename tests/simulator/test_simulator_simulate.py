@@ -12,12 +12,21 @@ from hypothesis import strategies as st
 from plans import make_plan
 from strategies import boundaries, clusters, schedules, stage_times
 
-from autopipe.errors import InputError
+from autopipe.errors import InputError, PlanError
 from autopipe.hardware import Cluster, Device, Link
 from autopipe.memory import memory_limits
 from autopipe.schedule import NAMES, Action, build, check, from_csv, in_flight
 from autopipe.schedule.templates import TEMPLATES
-from autopipe.simulator import StageTimes, Transfer, plan_schedule, simulate, simulate_schedule
+from autopipe.simulator import (
+    StageTimes,
+    Transfer,
+    plan_schedule,
+    simulate,
+    simulate_schedule,
+    warn_if_changed,
+)
+from autopipe.units import format_seconds
+from benchmarks.solver.audit import drawn
 
 
 class EventLoop:
@@ -288,6 +297,35 @@ def test_a_given_schedule_must_be_for_the_plan():
         simulate(plan, schedule=build("1f1b", 2, 2, 2))
     with pytest.raises(InputError, match="n_microbatches is 0"):
         simulate(plan, n_microbatches=0)
+
+
+def test_on_another_cluster_stages_messages_and_ties_take_as_long_as_there():
+    plan = make_plan(settings={})
+    way = Link(1.0)
+    devices = Device(speed=0.5), Device(), Device(), Device()
+    slow = Cluster(devices, local=Link(0.02, 5e4), links={(0, 3): way, (3, 0): way})
+    there = simulate(plan, cluster=slow)
+    rows = zip(there.starts_s, there.ends_s, strict=True)
+    takes = [{round(b - a, 9) for a, b in zip(*row, strict=True)} for row in rows]
+    assert takes == [{2.0, 4.0}] + [{1.0, 2.0}] * 3
+    first = there.transfers[0]
+    assert first.end_s - first.start_s == pytest.approx(0.02 + 500 / 5e4)
+    tied = next(e for e in there.tail if e.action == "ties")
+    assert tied.end_s - tied.start_s == pytest.approx(slow.all_reduce_s(200, (0, 3)))
+    assert simulate(plan, cluster=plan.cluster).starts_s == simulate(plan).starts_s
+    with pytest.raises(PlanError, match="for 4 ranks, the cluster has 3"):
+        simulate(plan, cluster=Cluster.uniform(3))
+
+
+def test_a_plan_that_was_changed_by_hand_is_told_by_its_step(caplog):
+    made = drawn(64).plan(n_microbatches=4, schedule="zb-h1")
+    warn_if_changed(made, "it")
+    assert not caplog.messages
+    warn_if_changed(dataclasses.replace(made, n_microbatches=8), "it")
+    (told,) = caplog.messages
+    assert told.startswith(
+        f"it says that a step takes {format_seconds(made.step_s)}, and as it stands it takes "
+    )
 
 
 def test_what_if_stages_were_placed_otherwise():
