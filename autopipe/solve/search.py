@@ -25,7 +25,7 @@ from .making.cases import Case, cases
 from .making.options import Limit, Options
 from .making.source import Source, limits_of
 from .proof.shortage import Shortage, between_steps, shortage
-from .step import fastest, shortest
+from .step import as_run, fastest, shortest
 from .stopping import clock_s, interrupts, timed_by_work
 
 __all__ = ["check_room", "room_bytes", "solve", "usual_time_s"]
@@ -177,7 +177,7 @@ class _Search:
         self._look()
         if self.best is None and self.stopped.is_set():
             raise KeyboardInterrupt
-        best = self._looked_again() if self.best is None else self.best
+        best = as_run(self._looked_again() if self.best is None else self.best)
         ranked = sorted(self.table, key=lambda c: (not c.feasible, c.step_s))
         least_s = min(self.least_s.get(id(case)) or case.least_step_s for case in self.tried)
         bounds = dataclasses.replace(best.bounds, step_lower_s=min(least_s, best.step_s))

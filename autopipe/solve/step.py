@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..plans import Bounds, Candidate, Plan
-from ..simulator import simulate
+from ..simulator import plan_schedule, simulate
 from .answers import Answered, fullest_work_ns, least_sums_ns
 from .definition.answer import Answer, OutOfTime
 from .definition.problem import HUGE, Problem, StageLoad
@@ -26,7 +26,7 @@ from .making.compose import lay_out
 from .making.tails import tail_words
 from .stopping import clock_s
 
-__all__ = ["fastest", "plan_of", "shortest"]
+__all__ = ["as_run", "fastest", "plan_of", "shortest"]
 
 _SLACK = (0.0, 0.01, 0.03, 0.1)
 """How far over the best bottleneck chains are looked at: a step is more than its slowest stage."""
@@ -275,6 +275,21 @@ def plan_of(
     return dataclasses.replace(
         plan, step_s=step_s, bounds=dataclasses.replace(plan.bounds, step_lower_s=least)
     )
+
+
+def as_run(plan: Plan) -> Plan:
+    """The plan with the microbatches that its schedule has in flight, which a cost-aware one alone decides.
+
+    It is made from the stages' times, and they are cut for one of equal times.
+    """
+    in_flight = plan_schedule(plan).in_flight
+    if in_flight == tuple(stage.in_flight for stage in plan.stages):
+        return plan
+    stages = (
+        dataclasses.replace(s, in_flight=n, memory_bytes=s.memory_bytes + (n - s.in_flight) * s.saved_bytes)
+        for s, n in zip(plan.stages, in_flight, strict=True)
+    )
+    return dataclasses.replace(plan, stages=tuple(stages))
 
 
 def _written(case: Case) -> dict[str, Any]:

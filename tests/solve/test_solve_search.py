@@ -19,7 +19,7 @@ from autopipe.errors import CostError, InfeasibleError, InputError, PlanError
 from autopipe.hardware import Cluster, Device, Link
 from autopipe.look.tables import candidate_table
 from autopipe.plans import Plan
-from autopipe.simulator import simulate
+from autopipe.simulator import plan_schedule, simulate
 from autopipe.solve import Item, Net, Problem, Stage, answers, chain, chains, infeasible, options_of
 from autopipe.solve.making.options import Options
 from autopipe.units import parse_bytes
@@ -483,3 +483,10 @@ def test_where_ranks_are_unlike_no_order_of_them_is_shorter_than_the_one_that_is
     ranks = Cluster(tuple(Device(speed=speed) for speed in speeds), local=link)
     step_s = step_of(ranks, device_order="auto", memory_limit=limits)
     assert step_s <= min(steps_s) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("head_s", [1e-3, 4e-3])
+def test_a_cost_aware_plan_tells_the_microbatches_and_memory_of_the_schedule_that_runs(head_s):
+    plan = made(schedule="cost-aware", costs=costs(head_s))
+    assert tuple(s.in_flight for s in plan.stages) == plan_schedule(plan).in_flight
+    assert tuple(s.memory_bytes for s in plan.stages) == simulate(plan).peak_bytes
