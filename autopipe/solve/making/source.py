@@ -30,6 +30,8 @@ _MOST_S, _LEAST_S = 1e6, 1e-12
 _MOST_SUM_S = 1e8
 """More than a microbatch takes; its nanoseconds are well below ``HUGE``."""
 _MOST_BYTES = 1 << 50
+_LOST = 0.1
+"""The part of all costs that may be lost where each is rounded to whole nanoseconds."""
 _BYTES = "saved_bytes", "workspace_bytes", "backward_workspace_bytes"
 
 Cost = TypeVar("Cost", OpCost, CostTable)
@@ -257,7 +259,18 @@ def _as_python(cost: Cost, where: str, most_of: Mapping[str, float]) -> Cost:
 
 
 def _check_sums(graph: OpGraph, sizes: Mapping[str, int], costs: CostTable, cluster: Cluster) -> None:
-    """Raises :class:`InputError` where sums of nanoseconds would not fit the solver's integers."""
+    """Raises :class:`InputError` where sums of nanoseconds would not fit the solver's integers.
+
+    And :class:`CostError` where costs are too small to be told apart in them.
+    """
+    parts = [s for op in graph.compute for s in (costs[op.name].forward_s, costs[op.name].backward_s)]
+    lost = sum(abs(s - round(s * 1e9) / 1e9) for s in parts)
+    if lost > _LOST * sum(parts):
+        raise CostError(
+            f"the ops cost {sum(parts):.3g} s a microbatch in all, of which {lost / sum(parts):.0%} is lost "
+            "in whole nanoseconds, which plans are made in; costs are in seconds: give larger ones, or a "
+            "device with the launch_s that each op takes"
+        )
     work = sum(c.seconds + c.host_s for c in costs.costs.values()) / min(d.speed for d in cluster.devices)
     slow, largest = slowest_link(cluster), max((p.bytes for p in graph.parameters), default=0)
     moved = 4 * len(sizes) * slow.seconds(max(sizes.values(), default=0))
