@@ -13,6 +13,7 @@ import secrets
 import shutil
 import stat
 
+from .arguments import place
 from .errors import StoreError
 
 __all__ = ["open_regular", "read_bytes", "read_text", "unreadable", "write_text"]
@@ -99,7 +100,8 @@ def write_text(path: Path, text: str) -> None:
     that takes no others. Raises :class:`StoreError`.
     """
     try:
-        given, target = pathlib.Path(path), pathlib.Path(os.path.realpath(path))
+        given = place("path", path)
+        target = pathlib.Path(os.path.realpath(given))
         if given.exists() and not (given.is_file() and os.access(target.parent, os.W_OK)):
             _write_at(given, text, os.O_TRUNC)
         else:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from .arguments import brief
+from .arguments import brief, place
 from .errors import StoreError
 from .files import read_text
 
@@ -80,7 +80,7 @@ _LONGEST = 20_000
 
 def load(path: str | pathlib.Path, what: str) -> dict[str, Any]:
     """The JSON object in a file. Raises :class:`StoreError` where there is none that :func:`parse` takes."""
-    return parse(read_text(path, _MOST_BYTES, what), f"{what} {path}")
+    return parse(read_text(place("path", path), _MOST_BYTES, what), f"{what} {path}")
 
 
 def parse(text: str, what: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import pytest
 from plans import make_plan
 
-from autopipe.errors import StoreError
+from autopipe.errors import InputError, StoreError
 from autopipe.plans import Boundary, Plan, Tie
 
 
@@ -114,3 +114,22 @@ def test_a_plan_that_contradicts_itself_is_refused_by_its_place(change, named):
     with pytest.raises(StoreError) as told:
         Plan.from_json(json.dumps(data))
     assert named in str(told.value)
+
+
+def test_a_plan_is_read_and_written_where_a_path_says(tmp_path, monkeypatch):
+    plan = make_plan()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "[v2]").mkdir()
+    for path in ("~/plan.json", "[v2]/plan.json"):
+        plan.to_json(path)
+        assert Plan.from_json(path) == plan
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["[v2]", "plan.json"]
+    plan.to_html("~/page.html")
+    assert (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("source", [{}, b"{}", None, "", 3])
+def test_what_is_neither_text_nor_a_path_is_no_plan(source):
+    with pytest.raises(InputError, match="must be the path of a file"):
+        Plan.from_json(source)

@@ -132,9 +132,9 @@ def _dtype(name: str | None) -> Any:
 
 
 def _tensor(text: str) -> torch.Tensor:
-    """``8x3x224x224`` or ``8x128:int64`` as an example tensor."""
+    """``8x3x224x224`` or ``8x128:int64`` as an example tensor; of the model's dtype where none is said."""
     match = re.fullmatch(r"([1-9]\d*(?:[x,][1-9]\d*)*)(?::(\w+))?", text, re.ASCII)
-    dtype = getattr(torch, match.group(2) or "float32", None) if match else None
+    dtype = getattr(torch, match.group(2), None) if match and match.group(2) else torch.get_default_dtype()
     if match is None or not isinstance(dtype, torch.dtype):
         raise InputError(
             f"cannot read input {text!r}; write its sizes and dtype like 8x3x224x224 or 8x128:int64"

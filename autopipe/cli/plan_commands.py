@@ -109,9 +109,15 @@ def compare(
     target: o.Target,
     making: o.Making,
     stages: Annotated[
-        str,
-        typer.Option("--stages", "-n", help="For a model: counts, by commas.", rich_help_panel=o.RUN),
-    ] = "2,4",
+        str | None,
+        typer.Option(
+            "--stages",
+            "-n",
+            help="For a model: counts, by commas.",
+            show_default="2,4",
+            rich_help_panel=o.RUN,
+        ),
+    ] = None,
     schedules: Annotated[str, typer.Option(help="By commas.", rich_help_panel=o.RUN)] = "gpipe,1f1b,zb-h1",
     microbatches: Annotated[
         str,
@@ -133,15 +139,18 @@ def compare(
 
     counts = _numbers(microbatches, "--microbatches")
     if is_plan(target):
-        found = planned(target, making, o.Planning(memory=memory))
+        found = planned(target, making, o.Planning(stages=stages, memory=memory))
         wanted = counts or [found.plan.n_microbatches]
         compared: list[Compared] = [(found.plan, n, found.costs) for n in wanted]
     else:
-        cuts = _numbers(stages, "--stages")
+        cuts = _numbers("2,4" if stages is None else stages, "--stages")
         if not cuts:
             raise InputError("--stages names no count; give some, such as 2,4")
         compared = plans_of(Request(target, making), cuts, counts or [8], memory)
-    result = comparison(compared, [s.strip() for s in schedules.split(",")])
+    names = [name for part in schedules.split(",") if (name := part.strip())]
+    if not names:
+        raise InputError("--schedules names none; give some, such as gpipe,1f1b")
+    result = comparison(compared, names)
     rows = [dict(zip((c.key for c in result.columns), row, strict=True)) for row in result.rows]
     return Output(rows, table(result))
 
@@ -200,9 +209,13 @@ def diff(
     """Show what changed between two plans; exit code 1 if the second is worse by more than the threshold."""
     from ..arguments import number
     from ..plans import Plan
+    from ..simulator import warn_if_changed
 
     number("--threshold", threshold)
-    result = Plan.from_json(before).diff(Plan.from_json(after))
+    plans = Plan.from_json(before), Plan.from_json(after)
+    for plan, path in zip(plans, (before, after), strict=True):
+        warn_if_changed(plan, str(path))
+    result = plans[0].diff(plans[1])
     worse = result.worse(threshold)
     no = f"worse by more than {threshold:.1%}: {', '.join(worse)}" if worse else ""
     return Output({**result.to_dict(), "worse": list(worse)}, str(result), no)

@@ -154,7 +154,7 @@ class Plan(Shown):
         Raises :class:`StoreError` when it is damaged or of another version, with the path to what does not
         fit. Nothing in a plan is ever run.
         """
-        if isinstance(source, str) and source.lstrip()[:1] in ("{", "["):
+        if isinstance(source, str) and source.lstrip()[:1] == "{":
             return _from_dict(parse(source, "the plan"), "the plan")
         return _from_dict(load(source, "the plan"), f"the plan {source}")
 

@@ -295,6 +295,31 @@ def test_compare_counts_memory_by_the_costs_it_is_given(plan_path, tmp_path):
     assert known != peak("compare", plan_path, "--schedules", "1f1b")
 
 
+def test_compare_of_a_plan_refuses_what_it_has_decided_and_schedules_may_end_in_a_comma(plan_path):
+    refused = invoke("compare", plan_path, "-n", "3")
+    assert refused.exit_code == 2
+    assert "--stages is already decided" in refused.stderr
+    assert len(json.loads(invoke("compare", plan_path, "--schedules", "gpipe, ", "--json").stdout)) == 1
+    assert "--schedules names none" in invoke("compare", plan_path, "--schedules", ",").stderr
+
+
+def test_an_input_without_a_dtype_is_of_the_models(tmp_path):
+    source = "from torch import nn\n\nmodel = lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))\n"
+    (tmp_path / "bare.py").write_text(source)
+    words = ("-n", "2", "--input", "16x8", "--dtype", "bfloat16", *ESTIMATED)
+    assert invoke("plan", f"{tmp_path / 'bare.py'}:model", *words).exit_code == 0
+
+
+def test_a_plan_whose_step_is_not_as_it_stands_is_told(plan_path, tmp_path):
+    changed = tmp_path / "changed.json"
+    changed.write_text(json.dumps({**json.loads(plan_path.read_text()), "n_microbatches": 8}))
+    for words in (("simulate", changed), ("diff", plan_path, changed)):
+        told = command(*words)
+        assert f"{changed} says that a step takes" in told.stderr
+        assert "plan again" in told.stderr
+    assert command("simulate", plan_path).stderr == ""
+
+
 def test_compare_plans_a_model_for_each_stage_count():
     words = ("compare", SAMPLE, "--stages", "2,3", "--microbatches", "4", "--schedules", "1f1b")
     rows = json.loads(invoke(*words, *ESTIMATED, "--json").stdout)
