@@ -6,9 +6,10 @@ A mean over rows weighs by rows. A mean over tokens (``cross_entropy`` with igno
 models compute it inside) weighs by the tokens that count: their number is read off the captured graph, by
 running the few ops between the labels and the ``cross_entropy`` call, shift included. Several such means
 (start and end positions, a masked-token and a next-sentence loss) are weighed together where their counts
-are in proportion; where they are not, and for other means over labels, a warning says so. Microbatches that
-run other forms of the model count as those do. What no weighting
-can mend (batch norm, auxiliary losses of a mixture of experts) equals microbatches run one after another.
+are in proportion; where they are not in the example, they are made of the whole batch; where they are not in
+a later batch alone, and for other means over labels, a warning says so. Microbatches that run other forms of
+the model count as those do. What no weighting can mend (batch norm, auxiliary losses of a mixture of experts)
+equals microbatches run one after another.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Weigher:
             return by_rows[0], 0.0 if counts else by_rows[1]
         if all(_are_close(found[0][0], other) for other, _ in found[1:]):
             return found[0]
-        self.warn(_COUNTED_DIFFERENTLY)
+        self.warn(f"{_COUNTED_DIFFERENTLY} ({_BY_EXAMPLE})")
         return by_rows
 
     def weigh_outputs(
@@ -303,6 +304,9 @@ _WARNING = (
     "loss_weight to say otherwise"
 )
 _COUNTED_DIFFERENTLY = "it averages several times, over labels that are counted differently"
+_BY_EXAMPLE = (
+    "of an example whose first labels are, such a loss is made of the whole batch where it comes late"
+)
 
 
 def _are_close(a: Sequence[float | Tensor], b: Sequence[float | Tensor]) -> bool:

@@ -6,6 +6,7 @@ Whether a model's loss is one is left to ``mixing``, weighing microbatches by it
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,9 @@ __all__ = [
     "can_be_counted",
     "counted_apart",
     "label_options",
+    "several_counts",
     "share_of",
+    "shares_are_unlike",
     "weight_of_labels",
 ]
 
@@ -88,6 +91,28 @@ def counted_apart(model: nn.Module, calls: Iterable[Call], shapes: Mapping[int, 
     return tuple(names) if is_apart or are_drawn else ()
 
 
+def several_counts(model: nn.Module, calls: Iterable[Call]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Names and options of the means over labels, where there are several that may count other labels."""
+    each = ((call.name, label_options(model, call)) for call in calls)
+    means: list[tuple[str, Mapping[str, Any]]] = []
+    means += ((name, options) for name, options in each if options and options["reduction"] == "mean")
+    kinds = {(id(o["target"]), o["ignore_index"], id(o["weight"])) for _, o in means}
+    return means if len(kinds) > 1 else []
+
+
+def shares_are_unlike(counts: Sequence[Sequence[float | None]]) -> bool:
+    """Whether rows have other shares of one mean than of another, by what each mean counts of each row.
+
+    Not so where that is not known of all.
+    """
+    known = [[count for count in row if count is not None] for row in counts]
+    if [*map(len, known)] != [*map(len, counts)]:
+        return False
+    totals = [sum(column) for column in zip(*known, strict=True)]
+    shares = ([count / total for count, total in zip(row, totals, strict=True) if total] for row in known)
+    return any(not math.isclose(share, row[0], rel_tol=1e-9) for row in shares for share in row)
+
+
 def weight_of_labels(target: Any, ignore_index: int, weight: Tensor | None, **_: Any) -> float | Tensor:
     """What a mean over labels divides by; 0 where the target is not labels."""
     if not isinstance(target, Tensor) or target.is_floating_point():
@@ -113,13 +138,17 @@ class LabelsSeen:
 
     def weights(self) -> list[float | None]:
         """What each mean divides by; None where that is not known, or nothing."""
-        return [self._weight(options) for options in self._options]
+        return [count or None for count in self.counts()]
 
-    def _weight(self, options: Mapping[str, Any]) -> float | None:
+    def counts(self) -> list[float | None]:
+        """What each mean divides by; None where that is not known."""
+        return [self._count(options) for options in self._options]
+
+    def _count(self, options: Mapping[str, Any]) -> float | None:
         if any(isinstance(v, Call) and id(v) not in self._values for v in options.values()):
             return None
         known = {n: self._values[id(v)] if isinstance(v, Call) else v for n, v in options.items()}
-        return float(weight_of_labels(**known)) or None
+        return float(weight_of_labels(**known))
 
 
 def share_of(a: Sequence[float | None], b: Sequence[float | None]) -> float | None:

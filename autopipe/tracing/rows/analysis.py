@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -15,14 +14,14 @@ import torch
 
 from ...graph import Dim, batch_dim
 from ..calls.call import Call, Depends, Recording
-from ..calls.labels import counted_apart
+from ..calls.labels import LabelsSeen, counted_apart, several_counts, shares_are_unlike
 from ..inputs.packing import apart
 from ..runs.session import Session
 from ..sizes.dims import axis_of
 from ..sizes.variation import Mixing, Tail, Variation
 from .backwards import OwnBackwards, mixed_in_backward
 from .held_back import RowGradients, holds_back
-from .mixing import mixing, rows_of
+from .mixing import mixing, pairs_of_rows, rows_of
 from .noise_of_others import shared_draws
 from .one_row import fault_in_one_row
 from .other_answers import FormPairs, parting, two_rows
@@ -43,7 +42,8 @@ Chosen = Callable[[Mapping[str, torch.Tensor]], int | None]
 _DENSE = torch.strided, torch.jagged
 _OF_INPUTS = Depends.INPUT | Depends.SHAPE
 _COUNTED_APART = (
-    "its loss averages over labels drawn in it, or of several kinds: microbatches have other shares"
+    "its loss averages over labels drawn in it, of several kinds or counted differently: microbatches have "
+    "other shares"
 )
 _OF_OTHERS = "a microbatch finds what the backwards of others have left"
 
@@ -85,10 +85,11 @@ def with_rows_of_the_example(
             return Tail(obstacle="gradients ahead of what follows hang on all rows")
         return tail
 
-    apart_in = (counted_apart(session.model, form.calls, variation.shapes) for form in forms.values())
-    counted = [*dict.fromkeys(itertools.chain(*apart_in))]
+    counted: dict[str, None] = {}
     uneven: dict[str, str] = {}
     for form in {id(form): form for form in forms.values()}.values():
+        apart_in = counted_apart(session.model, form.calls, variation.shapes)
+        counted |= dict.fromkeys(apart_in or _counted_unlike(session, form, given, variation, dims))
         uneven |= _uneven(session, form, given, variation, dims)
     tail, is_refused = tail_from({*counted, *uneven}), found.points
     if tail.ops and not found.always and (counted or uneven):
@@ -151,6 +152,35 @@ def _uneven(
         return {}
     told = dim, variation.shapes, session.device
     return uneven_totals(session.code, form, given, run, *told, takes_three=variation.takes_rows(3))
+
+
+def _counted_unlike(
+    session: Session,
+    form: Recording,
+    given: Mapping[str, torch.Tensor],
+    variation: Variation,
+    dims: Sequence[Dim],
+) -> tuple[str, ...]:
+    """Names of the means over labels of which rows of the example have other shares than of one another.
+
+    None where labels do not tell, or the form does not run on two rows.
+    """
+    means, dim, counts = several_counts(session.model, form.calls), batch_dim(dims), []
+    if not means or dim is None:
+        return ()
+    for pair in pairs_of_rows(given, dim):
+        run = _on_two(session, form, pair, variation, dims)
+        if run is None:
+            return ()
+        for rows in ("aa", "bb"):
+            seen = LabelsSeen(options for _, options in means)
+            try:
+                run(rows, seen.look)
+            except Exception as error:  # any Python of the model, on rows it may not take
+                _logger.debug("labels of rows could not be counted: %s", error)
+                return ()
+            counts.append(seen.counts())
+    return tuple(name for name, _ in means) if shares_are_unlike(counts) else ()
 
 
 def _on_two(

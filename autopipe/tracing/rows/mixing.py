@@ -51,7 +51,7 @@ from .row_questions import Asked, first_found, if_told, mixed_in, of_other_signs
 from .thresholds import exact_numbers, thresholds
 from .varied_data import of_other_sign
 
-__all__ = ["mixing", "rows_of"]
+__all__ = ["mixing", "pairs_of_rows", "rows_of"]
 
 _logger = logging.getLogger("autopipe")
 _MOST_PAIRS = 4
@@ -273,8 +273,14 @@ def _note(form: _Form, found: _Found, both: Results, takes_more: bool, alone: bo
 
 def _of_further(results: Callable[..., Results], given: Mapping[str, Tensor], dim: Dim) -> Iterator[Results]:
     """What comes of the example's further rows, two alone at a time; see :data:`_MOST_PAIRS`."""
-    for first in range(2, min(dim.example, 2 * _MOST_PAIRS), 2):
-        yield results(_from_row(given, dim, first), True)
+    for pair in itertools.islice(pairs_of_rows(given, dim), 1, None):
+        yield results(pair, True)
+
+
+def pairs_of_rows(given: Mapping[str, Tensor], dim: Dim) -> Iterator[dict[str, Tensor]]:
+    """The example's tensors with two rows after another at their head; see :data:`_MOST_PAIRS`."""
+    for first in range(0, min(dim.example, 2 * _MOST_PAIRS), 2):
+        yield _from_row(given, dim, first)
 
 
 def _drawn(given: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -43,7 +43,8 @@ def few_rows(inputs: Inputs, device: torch.device) -> dict[Dim, int]:
 def alike_rows(tensors: Mapping[str, torch.Tensor], cut: Mapping[Dim, int]) -> dict[Dim, int]:
     """How many rows of a batch that is ``cut`` to skip behind the first, to have one that is less like it.
 
-    Of rows of one label no two tell what a model makes of labels. Some of the first are compared.
+    Of rows of one label no two tell what a model makes of labels, and of rows that leave out as many of them
+    none what these weigh. Some of the first are compared.
     """
     batch = next((d for d in cut if d.name == "batch"), None)
     if batch is None or cut[batch] >= batch.example:
@@ -54,12 +55,19 @@ def alike_rows(tensors: Mapping[str, torch.Tensor], cut: Mapping[Dim, int]) -> d
 
 
 def _unlike_first(tensor: torch.Tensor, axis: int, n: int) -> torch.Tensor:
-    """Of each of ``n`` rows behind the first, whether it is another; of none where that cannot be told."""
+    """How unlike each of ``n`` rows behind the first is: whether another, and with another count below zero.
+
+    Zero for all where that cannot be told.
+    """
     is_dense = type(tensor) is torch.Tensor and tensor.layout is torch.strided
     if not is_dense or tensor.is_nested or tensor.is_quantized:
         return torch.zeros(n - 1, dtype=torch.int64, device="cpu")
     rows = tensor.movedim(axis, 0)[:n]
-    return (rows[1:] != rows[:1]).reshape(n - 1, math.prod(rows.shape[1:])).any(1).long()
+    is_other = (rows[1:] != rows[:1]).reshape(n - 1, math.prod(rows.shape[1:])).any(1).long()
+    if tensor.is_floating_point() or tensor.is_complex():
+        return is_other
+    n_left_out = (rows < 0).reshape(n, math.prod(rows.shape[1:])).sum(1)
+    return is_other + (n_left_out[1:] != n_left_out[:1])
 
 
 def few_tokens(inputs: Inputs, device: torch.device) -> dict[Dim, int]:
