@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim
+from .calls.labels import several_counts
 from .calls.members import buffers_in, parameters_in
 from .captured import Capture
 from .code.leaf_state import tell_left
@@ -165,13 +166,19 @@ def _on_few_rows(asked: _Asked, at: Mapping[Dim, int] | None) -> Capture:
             if (found := _captured_at(at, asked, tensors)) is not None:
                 return found
     for cut in filter(None, (rows | few, rows) if few else (rows,)):
-        confirm_at = dims.resize(tensors, rows) if len(cut) > len(rows) else None
+        is_short = len(cut) > len(rows)
+        confirm_at = dims.resize(tensors, rows) if is_short else None
         with contextlib.suppress(CaptureError, ModelError, InputError):
             found = _captured_at(cut, asked, confirm_at)
-            if found is not None:
+            if found is not None and not (is_short and _has_several_means(found)):
                 return found if asked.known else _elsewhere(found, cut, asked.kin)
     found = _captured(asked)
     return found if asked.known else _elsewhere(found, {}, asked.kin)
+
+
+def _has_several_means(found: Capture) -> bool:
+    """Whether a loss is made of means over labels which positions that are left out may count unlike."""
+    return not found.variation.tail.ops and bool(several_counts(found.model, found.graphs[True].nodes))
 
 
 def _again(found: Capture, policy: Policy, *, asks_anew: bool = False) -> Capture:

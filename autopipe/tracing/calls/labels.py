@@ -91,8 +91,11 @@ def counted_apart(model: nn.Module, calls: Iterable[Call], shapes: Mapping[int, 
     return tuple(names) if is_apart or are_drawn else ()
 
 
-def several_counts(model: nn.Module, calls: Iterable[Call]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Names and options of the means over labels, where there are several that may count other labels."""
+def several_counts(model: nn.Module, calls: Iterable[Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Names and options of a form's means over labels, where there are several that may count other labels.
+
+    Of its calls, or of the nodes of its graph.
+    """
     each = ((call.name, label_options(model, call)) for call in calls)
     means: list[tuple[str, Mapping[str, Any]]] = []
     means += ((name, options) for name, options in each if options and options["reduction"] == "mean")
