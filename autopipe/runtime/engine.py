@@ -206,7 +206,7 @@ class Engine:
         """Make all that depends on which stages there are and where."""
         capture, plan, options, stages = self.capture, self.plan, self.options, self.all_stages
         self.absent = absent(capture, self.stages, stages)
-        self.loss.call.away = {id(home.tensor) for home in self.absent} if self.peers is not None else set()
+        self.loss.call.away = self.elsewhere
         self._named = _named(capture.model)
         is_one = self.peers is not None and self.replica_dims.n == 1
         beside = learned(options.loss_fn, capture.model, plan.n_ranks) if is_one else ()
@@ -399,11 +399,21 @@ class Engine:
         yield from sorted(own.values(), key=lambda named: place.get(named[0], len(place)))
 
     @property
+    def elsewhere(self) -> set[int]:
+        """The ids of the model's parameters that other ranks train."""
+        return {id(home.tensor) for home in self.absent} if self.peers is not None else set()
+
+    @property
     def norm_dtype(self) -> torch.dtype:
         """In what a norm over all ranks is told, alike on each: fp64 where any of the model's weights is."""
         with UnseenByFunctions():  # other ranks' weights would each answer at length
             kinds = {p.dtype for p in self.capture.model.parameters()}
         return torch.float64 if kinds & {torch.float64, torch.complex128} else torch.float32
+
+    @property
+    def scaler(self) -> object:
+        """The user's ``GradScaler`` that scales its losses, or None."""
+        return self.options.scaler
 
     def partial(self) -> Iterator[nn.Parameter]:
         """This rank's parameters while others of the model are elsewhere."""

@@ -144,7 +144,12 @@ class Checkpoints:
             if is_single:
                 return {name: module.get_extra_state() for name, module in extras.items()}, ""
             state = collect(
-                objects, list(engine.stepped()), engine.device, extras, is_kept=self._agreement.writes
+                objects,
+                list(engine.stepped()),
+                engine.device,
+                extras,
+                elsewhere=engine.elsewhere,
+                is_kept=self._agreement.writes,
             )
             counts = {"forwards": engine.progress.n_forwards, "backwards": engine.progress.n_backwards}
             state |= {"holding": self._holding.told(), "counts": counts}
@@ -332,6 +337,7 @@ class Checkpoints:
             replica=self._agreement.replica,
             device=engine.device if checkpoint.manifest is not None else None,
             holding=self._holding,
+            elsewhere=engine.elsewhere,
         )
 
 

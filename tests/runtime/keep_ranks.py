@@ -226,8 +226,18 @@ class Listed(Average):
         self.kept, self.n = dict(zip(self.kept, state["kept"], strict=True)), state["n"]
 
 
+def rates_by_layer(runtime):
+    """An optimizer with a group for each layer that has weights here, and what lowers their rates."""
+    groups = {}
+    for name, parameter in runtime.named_parameters():
+        groups.setdefault("".join(filter(str.isdigit, name)) or "9", []).append(parameter)
+    optimizer = torch.optim.SGD([{"params": ps, "lr": 0.01 * int(n) + 0.01} for n, ps in groups.items()])
+    lower, rise = (torch.optim.lr_scheduler.LambdaLR(optimizer, f) for f in (lambda n: 0.5**n, lambda n: n))
+    return optimizer, torch.optim.lr_scheduler.SequentialLR(optimizer, [lower, rise], [2]), lower
+
+
 def averages(folder):
-    """What objects keep of weights comes to where the weights go, or is refused."""
+    """What objects keep of weights or their groups comes to where the weights go, or is refused."""
     folder = pathlib.Path(folder)
     x = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
@@ -241,13 +251,16 @@ def averages(folder):
     named, listed = Average(first), Listed(first)
     of_stage = AveragedModel(first.stages[0], avg_fn=lambda kept, own, _: kept.lerp(own, 0.25))
     optimizer = torch.optim.SGD(first.parameters(), 0.1)
+    of_all = torch.optim.Adam(first.engine.capture.model.parameters(), 0.0)
     for _ in range(3):
         optimizer.zero_grad()
         first.step(x, target=x)
-        optimizer.step()
+        optimizer.step(), of_all.step()
         named.update(first), listed.update(first)
         of_stage.update_parameters(first.stages[0])
-    first.save(folder / "c", named=named, of_stage=of_stage)
+    by_layer, rates, _ = rates_by_layer(first)
+    by_layer.step(), rates.step()
+    first.save(folder / "c", named=named, of_stage=of_stage, optimizer=by_layer, rates=rates, whole=of_all)
     first.save(folder / "l", listed=listed)
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, (named.kept, of_stage.state_dict()))
@@ -257,7 +270,16 @@ def averages(folder):
 
     other = cut_so([5, 2, 1])
     fresh, again = Average(other), AveragedModel(other.stages[0])
-    other.load(folder / "c", named=fresh, of_stage=again)
+    by_layer, rates, lower = rates_by_layer(other)
+    wanted_rates = lower.base_lrs[:]
+    whole = torch.optim.Adam(other.engine.capture.model.parameters(), 0.1)
+    other.load(folder / "c", named=fresh, of_stage=again, optimizer=by_layer, rates=rates, whole=whole)
+    assert {id(p) for p in whole.state} == {id(p) for p in other.parameters() if p.requires_grad}
+    assert whole.param_groups[0]["lr"] == 0.0
+    assert (lower.base_lrs, lower.last_epoch) == (wanted_rates, 1)
+    rates.step()
+    rates.step()
+    assert [group["lr"] for group in by_layer.param_groups] == [rate * 1 for rate in wanted_rates]
     assert fresh.n == 3
     assert fresh.kept.keys() == {n for n, _ in other.named_parameters()}
     assert all(torch.equal(t, wanted[n]) for n, t in fresh.kept.items())

@@ -5,7 +5,7 @@ When it is saved and put back is left to ``training_state``, moving it between r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,16 +23,21 @@ LISTED = ("params", "param_names")
 
 
 def named_state(
-    optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]], *, is_kept: bool
+    optimizer: torch.optim.Optimizer,
+    named: Sequence[tuple[str, nn.Parameter]],
+    elsewhere: Collection[int],
+    *,
+    is_kept: bool,
 ) -> dict[str, Any]:
     """Its kind, its groups with names in the place of parameters, and its state by name.
 
-    Where ``is_kept`` is False another replica's is saved, and this one only helps to bring it together.
+    ``elsewhere`` are the ids of parameters that other ranks train. Where ``is_kept`` is False another
+    replica's is saved, and this one only helps to bring it together.
 
     Raises :class:`InputError` for an optimizer of other parameters, or whose own ``state_dict`` is not laid
     out as torch's are; that may raise anything.
     """
-    name_of = names_in(optimizer, named)
+    name_of = names_in(optimizer, named, elsewhere)
     own = [p for group in optimizer.param_groups for p in group["params"]]
     groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
     state: Mapping[Any, Any] = optimizer.state
@@ -77,11 +82,19 @@ def _is_by_number(found: Mapping[str, Any], n_parameters: int) -> bool:
     return all(type(i) is int and 0 <= i < n_parameters for i in numbers)
 
 
-def names_in(optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]) -> dict[int, str]:
-    """The name of each parameter by its id; a placeholder has none."""
+def names_in(
+    optimizer: torch.optim.Optimizer,
+    named: Sequence[tuple[str, nn.Parameter]],
+    elsewhere: Collection[int] = (),
+) -> dict[int, str]:
+    """The name of each parameter by its id; a placeholder has none, nor what other ranks train.
+
+    Raises :class:`InputError` for parameters that are neither.
+    """
     name_of = {id(p): name for name, p in named}
-    own = [p for group in optimizer.param_groups for p in group["params"]]
-    foreign = [tuple(p.shape) for p in own if id(p) not in name_of and not hasattr(p, "is_placeholder")]
+    held = (p for group in optimizer.param_groups for p in group["params"])
+    others = [p for p in held if id(p) not in name_of and id(p) not in elsewhere]
+    foreign = [tuple(p.shape) for p in others if not hasattr(p, "is_placeholder")]
     if foreign:
         raise InputError(
             f"the optimizer has parameters that are not this rank's, of shapes {foreign[:3]}; make it of "

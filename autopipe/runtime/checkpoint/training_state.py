@@ -12,7 +12,7 @@ import itertools
 import logging
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,7 @@ from ..files.stored_tensor import Stored
 from .optimizer_extras import held_beside, left_out, shared, snapshot
 from .optimizer_state import LISTED, as_saved, is_torchs_way, named_state, names_in, place_for
 from .replica_state import ALONE, Replica
+from .state_by_group import by_group
 from .state_by_weight import NOTHING, Holding, by_position, fitting
 
 if TYPE_CHECKING:
@@ -53,12 +54,13 @@ def collect(
     device: torch.device,
     extras: Mapping[str, nn.Module] | None = None,
     *,
+    elsewhere: Collection[int] = (),
     is_kept: bool = True,
 ) -> dict[str, Any]:
     """This rank's training state as a tree of plain values and tensors.
 
-    ``extras`` are the modules whose ``get_extra_state`` it saves. ``is_kept`` is False where optimizers are
-    another replica's to save.
+    ``extras`` are the modules whose ``get_extra_state`` it saves, ``elsewhere`` the ids of parameters that
+    other ranks train. ``is_kept`` is False where optimizers are another replica's to save.
 
     Raises :class:`InputError` for what has no ``state_dict``, or an optimizer of other parameters.
     """
@@ -67,7 +69,7 @@ def collect(
         if thing is None:
             continue
         if isinstance(thing, torch.optim.Optimizer):
-            optimizers[key] = named_state(thing, named, is_kept=is_kept)
+            optimizers[key] = named_state(thing, named, elsewhere, is_kept=is_kept)
             _check_whole(key, thing, objects)
         elif callable(getattr(thing, "state_dict", None)):
             others[key] = thing.state_dict()
@@ -164,13 +166,14 @@ class Restoring:
         replica: Replica = ALONE,
         device: torch.device | None = None,
         holding: Holding = NOTHING,
+        elsewhere: Collection[int] = (),
     ) -> None:
-        """``extras`` are the modules that keep state beside their tensors; random generators are restored
-        where there is a ``device``."""
+        """``extras`` are the modules that keep state beside their tensors, ``elsewhere`` the ids of
+        parameters that other ranks train; random generators are restored where there is a ``device``."""
         self._checkpoint, self._rank, self._names = checkpoint, rank, names
         self._extras, self._replica, self._device = extras or {}, replica, device
         self._holding = holding
-        self._named = named
+        self._named, self._elsewhere = named, elsewhere
         self._objects = {key: thing for key, thing in objects.items() if thing is not None}
         self._undo: list[tuple[str, Callable[[], None]]] = []
 
@@ -178,25 +181,47 @@ class Restoring:
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {k: o for k, o in self._objects.items() if isinstance(o, torch.optim.Optimizer)}
 
+    def _names_in(self, optimizer: torch.optim.Optimizer) -> dict[int, str]:
+        return names_in(optimizer, self._named, self._elsewhere)
+
     def _state_of(self, key: str) -> Any:
         """An object's state: as this rank saved it, else as the first that did; each replica its own.
 
-        What it keeps by weights' names is of this rank's, whichever rank had them then.
+        What it keeps by weights' names, or for each group of an optimizer that is given too, is of those of
+        this rank, whichever rank had them then.
         """
-        trees, savers = self._saved_of(key)
-        return fitting(trees, savers, self._holding, self._objects[key].state_dict) if trees else None
+        savers, trees = self._saved_of(key)
+        if not trees:
+            return None
+        thing, holdings = self._objects[key], [self._holding.of(saver) for saver in savers]
+        found = fitting(trees, holdings, self._holding, thing.state_dict)
+        held = [*getattr(thing, "__dict__", {}).values()]
+        of = next((k for k, o in self.optimizers.items() if any(value is o for value in held)), None)
+        if of is None or found is not trees[0]:
+            return found
+        groups = [s.get("optimizers", {}).get(of, {}).get("groups", ()) for s in savers]
+        name_of = self._names_in(self.optimizers[of])
+        return by_group(
+            trees,
+            [[group["params"] for group in each] for each in groups],
+            [
+                [name_of[id(p)] for p in group["params"] if id(p) in name_of]
+                for group in self.optimizers[of].param_groups
+            ],
+            thing.state_dict(),
+            self._names,
+        )
 
-    def _saved_of(self, key: str) -> tuple[list[Any], list[Holding | None]]:
-        """An object's state by rank, and what each of those held: this rank's first, then in their order."""
+    def _saved_of(self, key: str) -> tuple[list[dict[str, Any]], list[Any]]:
+        """What ranks saved that have an object's state, and that: this rank's first, then in their order."""
         states = self._checkpoint.states
         here = [*states[self._rank : self._rank + 1], *states[: self._rank], *states[self._rank + 1 :]]
         found = [state for state in here if key in state.get("objects", {})]
-        trees = [self._replica.own(s, "objects").get(key, s["objects"][key]) for s in found]
-        return trees, [self._holding.of(state) for state in found]
+        return found, [self._replica.own(s, "objects").get(key, s["objects"][key]) for s in found]
 
     def _is_by_position(self, key: str) -> bool:
-        trees, savers = self._saved_of(key)
-        return bool(trees) and by_position(trees[0], savers[0], self._holding)
+        savers, trees = self._saved_of(key)
+        return bool(trees) and by_position(trees[0], self._holding.of(savers[0]), self._holding)
 
     def _saved(self, key: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """(state, group) of an optimizer by parameter name, whichever ranks saved them."""
@@ -239,7 +264,7 @@ class Restoring:
                 faults.append(f"it holds no state of {key}")
                 continue
             faults += self._other_kind(key, optimizer)
-            name_of = names_in(optimizer, self._named)
+            name_of = self._names_in(optimizer)
             own = {name_of[id(p)]: p for g in optimizer.param_groups for p in g["params"] if id(p) in name_of}
             absent = [name for name in own if self._found(group_of, name) not in group_of]
             if absent:
@@ -334,7 +359,7 @@ class Restoring:
 
     def _apply_optimizer(self, key: str, optimizer: torch.optim.Optimizer) -> None:
         state, group_of = self._saved(key)
-        name_of = names_in(optimizer, self._named)
+        name_of = self._names_in(optimizer)
         flat = [(name_of.get(id(p), ""), p) for group in optimizer.param_groups for p in group["params"]]
         made: dict[int, dict[str, Any]] = {}
         read: dict[str, Tensor] = {}
@@ -354,7 +379,7 @@ class Restoring:
         numbers = iter(range(len(flat)))
         groups = []
         for own in optimizer.param_groups:
-            name = name_of.get(id(own["params"][0]), "") if own["params"] else ""
+            name = next((name_of[id(p)] for p in own["params"] if id(p) in name_of), "")
             saved = group_of.get(self._found(group_of, name), own)
             groups.append(
                 {

@@ -484,6 +484,9 @@ def test_optimizer_state_of_a_rank_without_parameters():
     torch.testing.assert_close(other.state[both[1]]["momentum_buffer"], torch.ones(2))
     with pytest.raises(InputError, match="not this rank's"):
         collect({"optimizer": full}, [], cpu)
+    elsewhere = {id(weight)}  # as in an optimizer of model.parameters()
+    kept = collect({"optimizer": full}, [], cpu, elsewhere=elsewhere)["optimizers"]["optimizer"]
+    assert ([group["params"] for group in kept["groups"]], kept["state"]) == ([[]], {})
 
 
 def test_dcp_reads_a_checkpoint_too(tmp_path):

@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from autopipe.graph import ParameterSpec
 from autopipe.runtime import Runtime
+from autopipe.runtime.checkpoint.state_by_group import by_group
 from autopipe.runtime.checkpoint.state_by_weight import Holding, by_position, fitting
 
 SPECS = {n: ParameterSpec(n, (n,), shape, "float32") for n, shape in {"a": (2,), "b": (3,)}.items()}
@@ -55,6 +56,23 @@ def test_what_is_of_no_weight_or_of_the_whole_model_stays():
     everything = holding("a", "b", "c")
     assert fitting(alone, [everything], holding("b"), nothing) == {"b": B}
     assert fitting(alone, [everything], holding("b"), lambda: {"a": A, "b": B}) == {"a": A, "b": B}
+
+
+def test_items_of_groups_come_from_the_rank_that_had_the_group():
+    def names(name):
+        return SPECS[name].names
+
+    def rates(*bases):
+        return {"base_lrs": [*bases], "milestones": [3, 6], "_schedulers": [{"base_lrs": [*bases]}] * 2}
+
+    savers, trees = [[["a"], ["b"]], [["b"], ["c"]]], [rates(1.0, 2.0), rates(2.0, 4.0)]
+    assert by_group(trees, savers, [["a"], ["b"]], rates(0, 0), names) is trees[0]
+    assert by_group(trees, savers, [["b"], ["alias"]], rates(0, 0), names) == rates(2.0, 4.0)
+    three = by_group(trees, savers, [["a"], ["b"], ["c"]], rates(0, 0, 0), names)
+    assert three == rates(1.0, 2.0, 4.0)
+    assert by_group(trees, savers, [["c"]], rates(0), names) == rates(4.0)
+    assert by_group(trees, savers, [["c"], []], rates(0, 7), names) == rates(4.0, 7)
+    assert by_group([{"n": 1}], [[["a"]]], [["b"]], {"n": 0}, names) == {"n": 1}
 
 
 def test_lists_of_a_tensor_for_each_parameter():
