@@ -24,7 +24,8 @@ class PipelineAccelerator(accelerate.Accelerator):
 
     Every rank reads every batch from its data loader; optimizers, schedulers, ``accumulate``, ``backward``,
     trackers and ``is_main_process`` are Accelerate's own. ``clip_grad_norm_`` clips over all ranks;
-    ``save_state`` and ``load_state`` keep the whole model, optimizers, schedulers, for any number of ranks.
+    ``save_state`` and ``load_state`` keep the whole model, optimizers, schedulers and what was registered for
+    checkpointing, for any number of ranks.
     ``bf16`` runs stages under autocast; ``fp16`` is refused.
     """
 
@@ -103,7 +104,7 @@ class PipelineAccelerator(accelerate.Accelerator):
         return self._module.runtime.clip_grad_norm_(max_norm, norm_type)
 
     def save_state(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> str:
-        """As :meth:`autopipe.runtime.Runtime.save`, with optimizers and schedulers."""
+        """As :meth:`autopipe.runtime.Runtime.save`: optimizers, schedulers and what was registered too."""
         self._module.runtime.save(self._folder(output_dir), **self._states())
         return str(output_dir)
 
@@ -129,7 +130,8 @@ class PipelineAccelerator(accelerate.Accelerator):
     def _states(self) -> dict[str, Any]:
         optimizers = {_numbered("optimizer", i): o.optimizer for i, o in enumerate(self._optimizers)}
         schedulers = {_numbered("scheduler", i): s.scheduler for i, s in enumerate(self._schedulers)}
-        return {**optimizers, **schedulers}
+        registered = {_numbered("registered", i): o for i, o in enumerate(self._custom_objects)}
+        return {**optimizers, **schedulers, **registered}
 
 
 def _numbered(name: str, i: int) -> str:

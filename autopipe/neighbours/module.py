@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..runtime import Runtime
 from ..runtime.reduce.hooks import add, set_aside
+from ..runtime.reduce.refusals import n_scaled, watch_scaling
 from ..torch_private import pytree
 
 __all__ = ["PipelineModule"]
@@ -38,6 +39,9 @@ class PipelineModule(nn.Module):
     model's names and in its order; its mode is the model's. Every rank calls it with the same batch, as
     :meth:`autopipe.runtime.Runtime.step` is called.
 
+    A runtime with a ``scaler`` makes scaled gradients, so that they do not vanish: ``loss.backward()`` gives
+    them as they are, and so does ``scaler.scale(loss).backward()``.
+
     Attributes
     ----------
     runtime: this rank's part of the pipeline; for outputs, its ``evaluate`` and ``forward``.
@@ -51,6 +55,8 @@ class PipelineModule(nn.Module):
         if not self._parameters:
             self.register_parameter("none", runtime.engine.placeholder)
         self.training = self._model.training
+        if self._scaler is not None:
+            watch_scaling(self._scaler)
 
     @property
     def runtime(self) -> Runtime:
@@ -59,6 +65,10 @@ class PipelineModule(nn.Module):
     @property
     def _model(self) -> nn.Module:
         return self.runtime.engine.capture.model
+
+    @property
+    def _scaler(self) -> Any:
+        return self.runtime.engine.scaler
 
     def train(self, mode: bool = True) -> PipelineModule:
         """The model's mode."""
@@ -77,7 +87,7 @@ class PipelineModule(nn.Module):
         made: list[Tensor | None] = []
         with set_aside(parameters, made):
             loss = self.runtime.step(*args, **kwargs).loss
-        return self._made(loss, _Gradients(parameters, made, [x.grad for x in own]), *inputs)
+        return self._made(loss, _Gradients(parameters, made, [x.grad for x in own], self._scaler), *inputs)
 
     def _made(self, loss: Tensor, gradients: _Gradients | None, *inputs: Tensor) -> Tensor:
         # the graph wants something that requires a gradient, also where this rank has no parameters
@@ -124,10 +134,15 @@ class _Gradients:
     """Those of one step, to be given to its parameters once; those of its inputs are returned."""
 
     def __init__(
-        self, parameters: list[nn.Parameter], grads: list[Tensor | None], inputs: list[Tensor | None]
+        self,
+        parameters: list[nn.Parameter],
+        grads: list[Tensor | None],
+        inputs: list[Tensor | None],
+        scaler: Any,
     ) -> None:
         self._parameters, self._grads, self._inputs = parameters, grads, inputs
         self._is_given = False
+        self._scaler, self._n_scaled = scaler, n_scaled(scaler) if scaler is not None else 0
 
     @torch.no_grad()
     def give(self, factor: Tensor) -> list[Tensor | None]:
@@ -136,6 +151,8 @@ class _Gradients:
                 "backward of this loss has run before; call the module again for other gradients"
             )
         grads, self._grads, self._is_given = self._grads, [], True
+        if self._scaler is not None and n_scaled(self._scaler) > self._n_scaled:
+            factor = factor / self._scaler.scale(torch.ones_like(factor))  # the step has multiplied by it
         for parameter, grad in zip(self._parameters, grads, strict=True):
             if grad is not None:
                 add(parameter, grad.mul_(factor.to(grad.dtype)))

@@ -34,11 +34,11 @@ def split(model, **options):
     return autopipe.split(model, 2, (X,), n_microbatches=2, costs="estimated", balance="uniform", **options)
 
 
-def made():
+def made(**options):
     torch.manual_seed(0)
     model = Tied().double()
     plain = copy.deepcopy(model)
-    return split(model).runtime(loss_fn=mse_loss), plain
+    return split(model).runtime(loss_fn=mse_loss, **options), plain
 
 
 def rebalanced():
@@ -63,5 +63,27 @@ def hooked_on_one():
         PipelineModule(rt)(X, target=Y)
 
 
+def overflowing_on_one():
+    """A scaler of the runtime leaves out a step on every rank; one that looks at each rank's is refused."""
+    for is_given in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(6, 6) for _ in range(4)]).double()
+        nn.init.normal_(model[0].weight, std=1e-307)  # its gradient alone is as large as inputs are
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+        rt = split(model).runtime(loss_fn=mse_loss, scaler=scaler if is_given else None)
+        module, optimizer = PipelineModule(rt), torch.optim.SGD(rt.parameters(), 0.1)
+        before = [p.detach().clone() for p in rt.parameters()]
+        scaler.scale(module(X * 1e307, target=Y)).backward()
+        if is_given:
+            scaler.step(optimizer)
+            scaler.update()
+            assert scaler.get_scale() == 2.0**11
+        else:
+            for look in (scaler.unscale_, scaler.step):
+                with pytest.raises(InputError, match=r"pipe\.runtime\(scaler=scaler\)"):
+                    look(optimizer)
+        assert all(torch.equal(p, was) for p, was in zip(rt.parameters(), before, strict=True))
+
+
 if __name__ == "__main__":
-    rank_checks.run({check.__name__: check for check in (rebalanced, hooked_on_one)})
+    rank_checks.run({check.__name__: check for check in (rebalanced, hooked_on_one, overflowing_on_one)})

@@ -94,6 +94,27 @@ def test_backward_makes_what_the_plain_loops_does(prepare):
         assert torch.allclose(ours, plain, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("is_scaled_twice", [False, True])
+def test_a_scaler_of_the_runtime_scales_once(is_scaled_twice):
+    """However its loop calls backward; what is added to the loss is scaled by the loop alone."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    pipe = copy.deepcopy(split())
+    module, plain = PipelineModule(pipe.runtime(nn.MSELoss(), scaler=scaler)), copy.deepcopy(pipe.model)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    x, y = batch(0)
+    for _ in range(2):
+        loss = module(x, target=y) / 2
+        if is_scaled_twice:
+            scaler.scale(loss + pipe.model.a_head.bias.sum()).backward()
+            plain.a_head.bias.sum().backward()
+        else:
+            loss.backward()
+        (nn.functional.mse_loss(plain(x), y) / 2).backward()
+    scaler.unscale_(optimizer)
+    for ours, theirs in zip(pipe.model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
 def test_no_hook_is_called_before_backward():
     loss_of, module, _ = made(True)
     seen = []
@@ -145,4 +166,4 @@ def test_parameters_are_in_the_models_order():
 @pytest.mark.timeout(120)
 def test_on_two_ranks():
     script = pathlib.Path(__file__).with_name("module_ranks.py")
-    run_ranks(script, 2, "rebalanced", "hooked_on_one", timeout_s=100)
+    run_ranks(script, 2, "rebalanced", "hooked_on_one", "overflowing_on_one", timeout_s=100)

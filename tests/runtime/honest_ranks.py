@@ -227,6 +227,8 @@ def clipping():
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     with pytest.raises(autopipe.StaleError, match="clip_grad_norm_"):
         sum(p.grad.square().sum() for p in model.parameters() if p.grad is not None)
+    for p in (p for p in rt.parameters() if p.grad is not None):  # each by a norm of its own
+        torch.testing.assert_close(nn.utils.clip_grad_norm_(p, 1e9), p.grad.norm())
     own = [p.grad for p in rt.parameters() if p.grad is not None]
     with warned("gives the norm of those alone"):
         assert total_norm(own) < norm

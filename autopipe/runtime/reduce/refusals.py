@@ -32,7 +32,7 @@ from ...errors import InputError, StaleError
 from ...stages import rng
 from ...torch_private import CLIP, TOTAL_NORM
 
-__all__ = ["OF", "refuse_line_search", "watch", "watch_scalers"]
+__all__ = ["OF", "n_scaled", "refuse_line_search", "watch", "watch_scalers", "watch_scaling"]
 
 _logger = logging.getLogger(__name__)
 
@@ -60,10 +60,15 @@ class PartOfModel(Protocol):
     def note_options(self, optimizer: optim.Optimizer, *, is_after: bool) -> None:
         """That an optimizer, maybe of this model, is about to step, or ``is_after`` that."""
 
+    @property
+    def scaler(self) -> object:
+        """What it scales losses with, on all ranks alike; None where it does not."""
+
 
 _watched: weakref.WeakSet[PartOfModel] = weakref.WeakSet()
 _scaled: weakref.WeakSet[PartOfModel] = weakref.WeakSet()
 _hooks: list[Any] = []
+_n_scaled: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _tried: weakref.WeakSet[optim.Optimizer] = weakref.WeakSet()
 """Optimizers that take parameters one by one, as a trial has told."""
 _refused: weakref.WeakSet[optim.Optimizer] = weakref.WeakSet()
@@ -89,9 +94,29 @@ def watch(owner: PartOfModel) -> None:
 
 
 def watch_scalers(owner: PartOfModel) -> None:
-    """From now on, while it lives, say what to do with a ``GradScaler`` that no step of its has used."""
+    """From now on, while it lives, say what to do with a ``GradScaler`` that none of its steps has used."""
     _scaled.add(owner)
     _change(*((torch.amp.GradScaler, name, _told_of) for name in ("unscale_", "step")))
+
+
+def watch_scaling(scaler: Any) -> None:
+    """From now on count the losses that are scaled by it and its kind: :func:`n_scaled`."""
+    _change((type(scaler), "scale", _counting))
+
+
+def n_scaled(scaler: Any) -> int:
+    """How many losses with a graph this ``GradScaler`` has been given."""
+    return _n_scaled.get(scaler, 0)
+
+
+def _counting(scale: Any) -> Any:
+    @functools.wraps(scale)
+    def counted(self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(outputs, Tensor) or outputs.requires_grad:
+            _n_scaled[self] = n_scaled(self) + 1
+        return scale(self, outputs, *args, **kwargs)
+
+    return counted
 
 
 def _change(*places: tuple[Any, str, Any]) -> None:
@@ -106,6 +131,8 @@ def _change(*places: tuple[Any, str, Any]) -> None:
 def _told_of(method: Any) -> Any:
     @functools.wraps(method)
     def called(self: torch.amp.GradScaler, optimizer: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if self.is_enabled() and not hasattr(self, "process_group"):
+            _refuse_own_overflow(self, optimizer)
         try:
             return method(self, optimizer, *args, **kwargs)
         except AssertionError as error:  # torch's, where no loss was scaled before
@@ -119,6 +146,18 @@ def _told_of(method: Any) -> Any:
             ) from error
 
     return called
+
+
+def _refuse_own_overflow(scaler: torch.amp.GradScaler, optimizer: optim.Optimizer) -> None:
+    """Raise :class:`InputError` for one that would skip the step of this rank's part of a model alone."""
+    held = {id(p) for own in optimizer.param_groups for p in own["params"]}
+    for owner in _watched:
+        if owner.scaler is not scaler and any(id(p) in held for p in owner.partial()):
+            raise InputError(
+                "this scaler looks for overflows among the gradients of this rank alone, and would skip its "
+                "step where others make theirs: give it to the runtime, pipe.runtime(scaler=scaler), which "
+                "tells all ranks; the rest of the loop stays as it is"
+            )
 
 
 def _refuse_other_stages(optimizer: optim.Optimizer, *_: Any) -> None:
@@ -261,8 +300,7 @@ def _looking(clip: Any) -> Any:
     @functools.wraps(clip)
     def clipped(parameters: Tensor | Iterable[Tensor], *args: Any, **kwargs: Any) -> Any:
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        part = {id(p) for owner in _watched for p in owner.partial()}
-        if any(id(p) in part for p in parameters):
+        if any(_is_of_part(parameters, owner.partial()) for owner in _watched):
             raise StaleError(
                 "these parameters are this rank's own, and their norm is not that of the model's gradients: "
                 "rt.clip_grad_norm_(max_norm) clips and returns the norm over all ranks"
@@ -270,6 +308,12 @@ def _looking(clip: Any) -> Any:
         return clip(parameters, *args, **kwargs)
 
     return clipped
+
+
+def _is_of_part(asked: Sequence[Tensor], part: Iterable[Tensor]) -> bool:
+    """Whether what is asked about is of a rank's part of a model, and not one of several there by itself."""
+    own = {id(tensor) for tensor in part}
+    return not own.isdisjoint(map(id, asked)) and not len(asked) == 1 < len(own)
 
 
 def _telling(grouped: Any) -> Any:
@@ -282,8 +326,8 @@ def _telling(grouped: Any) -> Any:
     @functools.wraps(grouped)
     def told(lists: Sequence[Sequence[Tensor]], *args: Any, **kwargs: Any) -> Any:
         if sys._getframe(1).f_code is asks:
-            part = {id(p.grad) for owner in _watched for p in owner.partial() if p.grad is not None}
-            if any(id(t) in part for tensors in lists for t in tensors):
+            grads = [[p.grad for p in owner.partial() if p.grad is not None] for owner in _watched]
+            if any(_is_of_part([t for tensors in lists for t in tensors], own) for own in grads):
                 _logger.warning(
                     "get_total_norm got the gradients that this rank trains, and gives the norm of those "
                     'alone: rt.clip_grad_norm_(float("inf")) gives that of all ranks, '
