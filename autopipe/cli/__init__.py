@@ -3,6 +3,9 @@
 The verbs are left to ``app`` and the modules beside it.
 """
 
+import io
+import os
+import pathlib
 import sys
 
 __all__ = ["INTERRUPTED", "main"]
@@ -13,10 +16,22 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line; exits with the codes ``output`` lists."""
+    _open_streams()
     try:
         _start()
     except KeyboardInterrupt:  # Ctrl-C before a verb has begun
         raise SystemExit(INTERRUPTED) from None
+
+
+def _open_streams() -> None:
+    """Where a stream is closed, what is written goes nowhere; what its encoding has no sign for is a ?."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            nowhere = pathlib.Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - to the end
+            setattr(sys, name, nowhere)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _start() -> None:

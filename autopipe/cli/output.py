@@ -70,7 +70,15 @@ def emit(told: Output | None, as_json: bool) -> None:
 
     if told is None:
         return
-    print(_json(told.result) if as_json else told.text, flush=True)
+    try:
+        print(_json(told.result) if as_json else told.text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"cannot write the result to the output: {error.strerror or error}; make room there, or send it "
+            "elsewhere"
+        ) from error
     if told.no:
         if not as_json:
             print(told.no, file=sys.stderr)
@@ -100,6 +108,8 @@ def aside() -> Iterator[None]:
 def writable(option: str, path: pathlib.Path) -> None:
     """Raises :class:`InputError` before any work where its result could not be written."""
     folder = pathlib.Path(os.path.realpath(path)).parent  # where the path is a link, its target's
+    if str(path) == "-":
+        raise InputError(f"{option} - would be a file of that name; --json prints the result instead")
     if path.is_dir():
         raise InputError(f"{option} {path} is a folder; give a file in it, such as {path / 'result.json'}")
     if not path.exists() and not folder.is_dir():
@@ -157,10 +167,13 @@ def table(rows: Any) -> str:
     from rich.table import Table
 
     width = Console().width
-    rows = rows.fit(width)
+    rows = rows.fit(width - 1)  # rules have an edge
+    if not (longest := rows.cut_to(width - 1)):
+        return str(rows.text())
     out = Table(title=rows.title, title_justify="left", title_style="bold", box=box.SIMPLE, padding=(0, 1))
     for column in rows.columns:
-        out.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=True)
+        most, side = (None, "right") if column.is_number else (longest, "left")
+        out.add_column(column.title, justify=side, max_width=most, no_wrap=True)  # type: ignore[arg-type]
     for cells in rows.cells(rows.rows):
         out.add_row(*cells)
     console = Console(file=StringIO(), force_terminal=True, width=width)

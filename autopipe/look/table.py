@@ -6,6 +6,7 @@ What goes into the tables of each type is left to ``tables``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import html
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,10 @@ def runs(numbers: Sequence[int]) -> str:
     return ", ".join(f"{r[0]}–{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in found)
 
 
+_LEAST_WORD = 8
+"""Characters that are left of a text where there is no room for all."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Column:
     """One column: the name code uses (with its unit), the title people read, how a value prints.
@@ -120,10 +125,30 @@ class Table:
         pairs = zip(self.columns, cells, widths, strict=True)
         return "  ".join(t.rjust(w) if c.is_number else t.ljust(w) for c, t, w in pairs).rstrip()
 
+    @functools.cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Characters of each column."""
+        lines = [[c.title for c in self.columns], *self.cells(self.rows)]
+        return tuple(max(len(line[i]) for line in lines) for i in range(len(self.columns)))
+
+    def cut_to(self, width: int) -> int:
+        """At how many characters texts are cut so that lines fit the width, three between columns.
+
+        Numbers are not cut: 0 where there is too little room beside them.
+        """
+        pairs = list(zip(self.columns, self.widths, strict=True))
+        room = width - 3 * len(pairs) - sum(wide for column, wide in pairs if column.is_number)
+        texts = [wide for column, wide in pairs if not column.is_number]
+        if not texts:
+            return int(room >= 0)
+        longest = max(texts)
+        fitting = (n for n in range(longest, 0, -1) if sum(min(n, wide) for wide in texts) <= room)
+        found = next(fitting, 0)
+        return found if found >= min(longest, _LEAST_WORD) else 0
+
     def fit(self, width: int) -> Table:
         """The table without as many of its extra columns, from the right, as it takes to fit the width."""
-        cells = self.cells(self.rows)
-        wide = [max(len(c.title), *(len(line[i]) for line in cells), 0) for i, c in enumerate(self.columns)]
+        wide = self.widths
         keep = list(range(len(self.columns)))
         for i in reversed(range(len(self.columns))):
             if self.columns[i].extra and sum(wide[k] + 3 for k in keep) > width:

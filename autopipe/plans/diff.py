@@ -88,7 +88,8 @@ def compare(plan: Plan, other: Plan) -> PlanDiff:
 
 _ASKED = (
     "balance", "ties", "pin", "together", "uncut", "clone", "sender_pays", "device_order", "recompute",
-    "overlap", "memory_limit", "optimizer_bytes_per_parameter_byte", "precision", "optimizer", "offload",
+    "overlap", "loss_on", "memory_limit", "optimizer_bytes_per_parameter_byte", "precision", "optimizer",
+    "offload",
 )  # fmt: skip
 """The settings that say what was asked for, and not what came of it or of which costs."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import io
 import json
 import os
 import pathlib
@@ -25,10 +27,11 @@ from autopipe.cli import main
 from autopipe.cli.app import app as command_line
 from autopipe.cli.models import load
 from autopipe.cli.options import Making, Planning
-from autopipe.cli.output import EXIT_CODES, Output, _in_options, emit
+from autopipe.cli.output import EXIT_CODES, Output, _in_options, emit, table
 from autopipe.cli.planning import planned
 from autopipe.cli.sample import small
-from autopipe.errors import InputError, PlanError
+from autopipe.errors import InputError, PlanError, StoreError
+from autopipe.look.table import Column, Table, count
 from autopipe.schedule import build, to_csv
 
 SAMPLE = str(pathlib.Path(autopipe.__file__).parent / "cli" / "sample.py") + ":small"
@@ -683,6 +686,49 @@ def test_without_the_extra_one_line_says_what_to_install():
     )
     assert done.returncode == 2
     assert done.stderr.strip() == 'autopipe: the command line needs typer: pip install "autopipe-torch[cli]"'
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_closed_stream_takes_what_is_said(name, plan_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, name, None)
+    monkeypatch.setattr(sys, "argv", ["autopipe", "explain", str(plan_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    getattr(sys, name).close()
+    assert ("cut 0|1" in capsys.readouterr().out) is (name == "stderr")
+
+
+def test_signs_that_the_output_has_not_are_replaced(plan_path, monkeypatch):
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", narrow)
+    monkeypatch.setattr(sys, "argv", ["autopipe", "explain", str(plan_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert b"loads " in narrow.buffer.getvalue()
+    assert b"?s" in narrow.buffer.getvalue()
+
+
+def test_an_output_without_room_is_told(plan_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("builtins.print", full)
+    with pytest.raises(StoreError, match="cannot write the result to the output: No space left"):
+        emit(Output({}, "text"), as_json=False)
+
+
+def test_numbers_are_whole_on_a_narrow_terminal(monkeypatch):
+    columns = (Column("name", "name"), Column("n", "n", count), Column("more", "more", count))
+    rows = Table("All", columns, (("a long name of something", 123456, 7654321),))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    for width, is_cut in ((80, False), (34, True), (20, False)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        told = table(rows)
+        assert "123,456" in told
+        assert "7,654,321" in told
+        assert ("…" in told) is is_cut
 
 
 def test_in_a_pipe_only_the_result_is_written(plan_path):

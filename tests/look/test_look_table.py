@@ -50,3 +50,20 @@ def test_runs_name_exactly_the_numbers_given(numbers):
         first, _, last = part.partition("–")
         said |= set(range(int(first), int(last or first) + 1))
     assert said == numbers
+
+
+@given(ROWS, st.integers(1, 80))
+def test_texts_are_cut_as_far_as_lines_need_and_numbers_are_not(rows, width):
+    table = Table("", COLUMNS, tuple(rows))
+    text, *numbers = table.widths
+
+    def line(n):
+        return min(n, text) + sum(numbers) + 9
+
+    n = table.cut_to(width)
+    assert 0 <= n <= text
+    if n:
+        assert line(n) <= width
+        assert n == text or line(n + 1) > width
+    else:
+        assert line(min(8, text)) > width
