@@ -74,9 +74,14 @@ class Request:
         that those runs had: with the same leaves opened.
         """
         source = self.source  # refuses what does not fit before any work
+        if recalibrate and source != "measured":
+            raise InputError(
+                f"--recalibrate corrects costs that are measured here, and these are {source}; leave it out, "
+                "or --costs and --device"
+            )
         captured = self.capture()
         costs = self.cost(captured, n_microbatches, source)
-        if not recalibrate or source != "measured":
+        if not recalibrate:
             return captured, costs
         from .. import measure
 

@@ -145,8 +145,12 @@ def explain(plan: Plan, graph: OpGraph, costs: CostTable, *, time_limit_s: float
 def _recomputed_s(plan: Plan, costs: CostTable, s: int) -> float:
     """What a stage's backward spends on running forward again."""
     stage = plan.stages[s]
-    ops = stage.ops if stage.recompute else [op for block in stage.recomputed for op in block]
-    return sum(costs[op].forward_s for op in ops) / plan.cluster.devices[stage.rank].speed
+    rows = (stage.ops,) if stage.recompute else stage.recomputed
+    again_s = 0.0
+    for row in rows:
+        forwards = [(costs[op].forward_s, costs[op].host_forward_s) for op in row]
+        again_s += max(map(sum, zip(*forwards, strict=True)))  # of device and host, the slower
+    return again_s / plan.cluster.devices[stage.rank].speed
 
 
 def _memory_prices(plan: Plan, source: Source, deadline: float) -> tuple[float, ...]:

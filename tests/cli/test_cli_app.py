@@ -861,6 +861,8 @@ def test_a_pipe_that_closes_early_ends_it_quietly(odd):
         (("plan", SAMPLE, "-n", "2", "--device", "cuda:77"), 2, "is not available here"),
         (("plan", SAMPLE, "-n", "2", *ESTIMATED, "--out", "{folder}"), 2, "is a folder; give a file in it"),
         (("plan", SAMPLE, "-n", "2", *ESTIMATED, "--html", "{folder}/a/b.html"), 2, "there is no folder"),
+        (("plan", SAMPLE, "-n", "2", *ESTIMATED, "--out", "-"), 2, "--json prints the result"),
+        (("profile", SAMPLE, "--recalibrate", *ESTIMATED), 2, "corrects costs that are measured"),
         (("plan", SAMPLE, "-n", "2", *ESTIMATED, "--out", "{folder}/to nowhere"), 2, "there is no folder"),
         (("simulate", "{folder}"), 2, "neither a plan"),
         (("compare", SAMPLE, "--schedules", "1F1B,gpip", *ESTIMATED), 2, "did you mean '1f1b'?"),

@@ -84,3 +84,19 @@ def test_a_rank_without_a_limit_beside_one_with_one_is_explained():
     plan = made(cluster=dataclasses.replace(limited, devices=devices))
     told = explain(plan, graph(), costs(), time_limit_s=0.5)
     assert told.memory_prices_s[1:] == (0.0, 0.0)
+
+
+def test_running_again_takes_as_long_as_the_slower_of_device_and_host():
+    table = costs()
+    launched = {
+        name: dataclasses.replace(c, host_forward_s=5 * c.forward_s) for name, c in table.costs.items()
+    }
+    table = dataclasses.replace(table, costs=launched)
+    plan = made(costs=table, recompute="always")
+    told = explain(plan, graph(), table).recomputed_s
+    again = [sum(launched[op].host_forward_s for op in s.ops) for s in plan.stages]
+    assert told == pytest.approx(again)
+    # what a stage takes for its backward beside
+    kept = made(costs=table, pin={op: s.index for s in plan.stages for op in s.ops if op != "mask"})
+    more = [a.backward_s - b.backward_s for a, b in zip(plan.stages, kept.stages, strict=True)]
+    assert more == pytest.approx(again)
