@@ -78,6 +78,8 @@ def found():
         ("weights of classes in the batch", "zb-h1", 2),
         ("soft Dice", "zbv", 4),
         ("CTC", "interleaved", 4),
+        ("a mean to which some rows add nothing", "1f1b", 2),
+        ("a mean to which some rows add nothing", "zb-h1", 2),
         ("a centre that moves", "1f1b", 2),
         ("one that counts its calls", "zb-h1", 2),
     ):

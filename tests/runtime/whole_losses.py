@@ -1,6 +1,7 @@
 """Losses that compare the rows of a batch, each as users write it, with a target for so many rows."""
 
 import functools
+import itertools
 import math
 
 import torch
@@ -143,6 +144,51 @@ def left_out(output, target):
     return F.cross_entropy(output, target)
 
 
+def of_positives(output, target):
+    """Of rows without any it has no gradient."""
+    if not target.any():
+        return torch.zeros((), dtype=torch.float64)
+    return (output[target] - 1).square().mean()
+
+
+def gated(output, target):
+    """A mean over all rows, to which some add nothing: microbatches of such have no gradient."""
+    if not target.any():
+        return torch.zeros((), dtype=torch.float64)
+    return ((output - 1).square().mean(1) * target).mean()
+
+
+def summed_in_a_loop(output, target):
+    """Of rows without positives it is a number of Python's own."""
+    loss = 0.0
+    for row, is_positive in zip(output, target, strict=True):
+        if is_positive:
+            loss = loss + row.square().sum().sqrt()
+    return loss / len(output)
+
+
+def by_own_slope(output, target):
+    loss = F.cross_entropy(output, target)
+    (slope,) = torch.autograd.grad(loss, output, retain_graph=True)
+    return loss / slope.norm().detach()
+
+
+def tempered():
+    temperatures = itertools.cycle([1.0, 2.0, 3.0])
+    return lambda output, target: F.cross_entropy(output / next(temperatures), target)
+
+
+def decayed():
+    def weights():
+        weight = 1.0
+        while True:
+            yield weight
+            weight *= 0.7
+
+    by_call = weights()
+    return lambda output, target: F.mse_loss(output, target) * next(by_call)
+
+
 class Temperature(nn.Module):
     """In-batch negatives under a temperature that is learned with the model."""
 
@@ -203,6 +249,12 @@ LOSSES = {
     "CTC": (lambda: ctc, lambda n: (torch.ones(n, 2).long(), 1 + torch.arange(n) % 2)),
     "entropy of the mean": (lambda: diversity, labels),
     "labels left out": (lambda: left_out, lambda n: labels(n).where(torch.arange(n) % 3 > 0, -100)),
+    "positives that some rows lack": (lambda: of_positives, lambda n: torch.arange(n) < 3),
+    "a mean to which some rows add nothing": (lambda: gated, lambda n: torch.arange(n) < 3),
+    "a Python number without positives": (lambda: summed_in_a_loop, lambda n: torch.arange(n) < 3),
+    "a slope of its own": (lambda: by_own_slope, labels),
+    "temperatures of an iterator": (tempered, labels),
+    "weights of a generator": (decayed, lambda n: numbers(n, WIDTH)),
     "a learned temperature": (Temperature, lambda n: numbers(n, WIDTH)),
     "a centre that moves": (Centred, lambda n: numbers(n, WIDTH)),
     "one that counts its calls": (counting, lambda n: numbers(n, WIDTH)),

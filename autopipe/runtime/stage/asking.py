@@ -50,12 +50,14 @@ Grads = list[list[Tensor | None]]
 class Subject:
     """Microbatches that are asked about together, and what is kept of them until each has its loss.
 
-    ``held`` is what the loss kept ahead of the first, None where that cannot be told; ``target`` that of all,
-    where they are the batch; ``outputs``, ``targets`` and ``losses`` those of each.
+    ``held`` is what the loss kept ahead of the first, None where that cannot be told; ``takes_items`` says
+    that it takes some from an iterator, which nothing puts back. ``target`` is that of all, where they are
+    the batch; ``outputs``, ``targets`` and ``losses`` are those of each.
     """
 
     span: range
     held: Held | None = None
+    takes_items: bool = False
     target: Any = None
     outputs: dict[int, Sequence[Any]] = dataclasses.field(default_factory=dict)
     targets: dict[int, Any] = dataclasses.field(default_factory=dict)
@@ -122,8 +124,9 @@ class Question:
         with _let_be("loss_fn does not take a microbatch"):
             each = self._each(self.parts, self.targets)
         drew, why, labels = self.held.has_drawn, "", _LabelsAskedFor()
-        with labels:
-            again = None if each is None or drew else self._again()
+        again = None
+        with _let_be("loss_fn could not be asked for the first again"), labels:
+            again = None if each is None or drew else self._called(self.parts[0], self.targets[0]).detach()
         with _let_be("loss_fn could not be asked about other data"):
             if each is not None and not drew and cut is not None:
                 why = self._is_apart_elsewhere(cut)
@@ -161,11 +164,6 @@ class Question:
             losses.append(self._called(part, target))
             grads += _gradients(losses[-1], [part])
         return self._answer(losses, grads)
-
-    def _again(self) -> Tensor:
-        """What it gives for the first once more, as all have left it."""
-        with torch.no_grad():
-            return self._called(self.parts[0], self.targets[0]).detach()
 
     def _called(self, outputs: Sequence[Any], target: Any) -> Tensor:
         """The loss of copies, which it may write to."""

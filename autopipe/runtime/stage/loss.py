@@ -14,13 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import InputError
+from ...errors import CaptureError, InputError
 from ...tracing.inputs.structure import mapped
+from ...tracing.sizes.other_masks import LEFT_OUT
+from ...tracing.state.iterators import Spent
 from ..data.call_kinds import Kinds
 from ..data.microbatch import Batch
 from ..data.outputs import NotThereError
 from ..options import Options
-from .asking import Parts, Question, Subject, Verdict, joined_targets, left_out
+from .asking import Parts, Question, Subject, joined_targets, left_out
 from .choice import Choice
 from .held import Held
 from .loss_call import LossCall
@@ -29,6 +31,8 @@ from .worker import StepInputs
 __all__ = ["Loss"]
 
 _logger = logging.getLogger(__name__)
+
+_TAKES_ITEMS = "loss_fn takes items from an iterator, one call's each"
 
 
 class Loss:
@@ -95,6 +99,8 @@ class Loss:
         if subject is None:
             return self.call(outputs, target, m)
         self._take(subject, step, outputs, target, m)
+        if subject.takes_items:
+            return None
         try:
             loss = self.call(outputs, target, m)
         except Exception as error:
@@ -136,6 +142,7 @@ class Loss:
         """Keep what a microbatch is asked about with: the loss may write to what it is given."""
         if not subject.targets:
             subject.held = self._hold()
+            subject.takes_items = self._takes_items(subject.held, outputs, target)
             subject.target = _copy(step.batch.as_one(self._device).targets[0]) if self.is_asked else None
         subject.targets[m] = _copy(target)
         if not self.is_asked:  # else the last stage keeps them
@@ -150,12 +157,40 @@ class Loss:
             _logger.debug("what loss_fn keeps cannot be told", exc_info=True)
             return None
 
+    def _takes_items(self, held: Held | None, outputs: Sequence[Any], target: Any) -> bool:
+        """Whether it takes items from an iterator that it reaches: it is called while these are put aside.
+
+        Raises :class:`InputError` where it does, and the whole batch cannot be taken in its place.
+        """
+        loss_fn, step = self._loss_fn, self._step
+        if held is None or step is None or loss_fn is None or not held.snapshot.reached.exhaustible:
+            return False
+        aside = Spent(held.snapshot.model, held.snapshot.reached)
+        try:
+            with torch.enable_grad():
+                given = [_with_gradient(x) for x in _copy(outputs)]
+                loss_fn(self._kinds[step.batch.kind].capture.assemble(given), _copy(target))
+        except CaptureError:
+            if not self.is_asked:
+                raise InputError(f"{_TAKES_ITEMS}: pass loss_on='batch' for it") from None
+            return True
+        except Exception:  # any Python
+            _logger.debug("loss_fn does not take a microbatch", exc_info=True)
+        finally:
+            aside.put_back()
+            held.put_back()
+        return False
+
     def _of_batch_if_other(self, step: StepInputs, parts: Parts) -> Tensor | None:
         """The loss of the whole batch where it is another one than those of microbatches weigh up to."""
         if self._subjects is None:  # a stage that runs again has not called it yet
             (subject,) = self._subjects = self._asked_together(step)
             for m, target in enumerate(step.batch.targets):
-                self._take(subject, step, (), target, m)
+                self._take(subject, step, parts[m], target, m)
+        if self._subjects[0].takes_items:
+            self.choice.find()
+            self._tell_whole(_TAKES_ITEMS, LEFT_OUT)
+            return self.call(self._join(step.batch, parts), step.batch.as_one(self._device).targets[0])
         (subject,), after, failure = self._subjects, self._hold(), self.call.failure
         self.choice.manner, held = "each", subject.held
         if held is None or after is None or not held.can_put_back:
@@ -186,7 +221,7 @@ class Loss:
             return None
         if verdict.why and verdict.is_told:
             self.choice.find()
-            self._tell_whole(targets, verdict)
+            self._tell_whole(verdict.why, left_out(targets, verdict.losses, verdict.loss.item()))
             return verdict.loss
         after.put_back()
         self.choice.note(targets, verdict.marks, after.snapshot)
@@ -258,9 +293,8 @@ class Loss:
 
     # -- words --------------------------------------------------------------------------------------
 
-    def _tell_whole(self, targets: Sequence[Any], verdict: Verdict) -> None:
-        """That all further losses are of the whole batch."""
-        label = left_out(targets, verdict.losses, verdict.loss.item())
+    def _tell_whole(self, why: str, label: int) -> None:
+        """That all further losses are of the whole batch, and which label may be left out."""
         _logger.warning(
             "loss_fn is called once on the whole batch, as its losses of microbatches do not weigh up to the "
             "batch's: %s. From now on every forward runs before the first backward (schedule 'gpipe' or "
@@ -269,7 +303,7 @@ class Loss:
             "A mean over labels that count does without, under loss_weight=lambda args, kwargs, target: "
             "(target != %d).sum(), one that the model makes with no loss_fn, a sum under "
             "loss_reduction='sum'; loss_on='microbatches' takes each microbatch for a batch",
-            verdict.why,
+            why,
             label,
         )
 

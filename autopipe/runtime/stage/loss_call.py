@@ -45,11 +45,13 @@ class LossCall:
         self.failure: Exception | None = None
         self._kinds, self._loss_fn, self._kind = kinds, loss_fn, kinds[0]
         self._rows: tuple[int, ...] = ()
+        self._n_flat = 0
         self._n_steps, self.looks = 0, False
 
     def begin(self, step: StepInputs) -> None:
         """Take up a step."""
         self._rows, self._kind, self.failure = step.batch.rows, self._kinds[step.batch.kind], None
+        self._n_flat = 0
         self.looks = self._loss_fn is not None and step.grad and is_due(self._n_steps)
         self._n_steps += step.grad
 
@@ -77,20 +79,27 @@ class LossCall:
             )
         if not isinstance(loss, Tensor) or loss.ndim != 0 or loss.is_complex():
             source = f"loss_fn returned {_told(loss)}" if loss_fn else "the model's output holds none"
-            raise InputError(
+            self.failure = InputError(
                 f"a step needs a real scalar loss, but {source}; pass loss_fn=lambda output, target: … that "
                 "returns a 0-d tensor to runtime()"
             )
-        if torch.is_grad_enabled() and not loss.requires_grad:
-            raise InputError(
+            raise self.failure
+        if torch.is_grad_enabled() and not loss.requires_grad and self._is_flat(m):
+            self.failure = InputError(
                 "the loss does not require a gradient: loss_fn does not use the output, or every parameter "
                 "it depends on is frozen; let one train, or take the loss alone with evaluate()"
             )
+            raise self.failure
         if looks:
             self.looks = False
             if self.trains is not None:
                 self._refuse_others(loss, ends)
         return loss
+
+    def _is_flat(self, m: int | None) -> bool:
+        """Whether none requires a gradient, now that one does not, as of rows of which nothing is made."""
+        self._n_flat += 1
+        return m is None or self._n_flat == len(self._rows)
 
     def _made(self, loss_fn: Callable[[Any, Any], Tensor], output: Any, target: Any, m: int | None) -> Tensor:
         """What it gives. Raises :class:`InputError` where it fails without a target, tells of one row."""

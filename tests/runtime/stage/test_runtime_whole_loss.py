@@ -400,6 +400,16 @@ def test_where_no_limit_is_known_large_outputs_have_no_room(monkeypatch):
         pipe.runtime(info_nce).step(numbers(10, 5), target=numbers(10, WIDTH))
 
 
+def test_items_of_an_iterator_are_refused_there(monkeypatch):
+    monkeypatch.setattr(program, "_NO_MATTER_BYTES", 0)
+    pipe, _ = split()
+    loss_fn = LOSSES["temperatures of an iterator"][0]()
+    with pytest.raises(
+        InputError, match="takes items from an iterator, one call's each: pass loss_on='batch'"
+    ):
+        pipe.runtime(loss_fn).step(numbers(10, 5), target=labels(10))
+
+
 def order_after(runtime, x, target):
     runtime.step(x, target=target)
     return order(runtime)
