@@ -80,7 +80,8 @@ class Verdict:
 
     ``loss`` is the batch's own in one call; ``why`` says in words how microbatches' differ, empty where they
     do not. ``is_told``: whether that could be told. ``marks``: the labels that it may leave out, as far as
-    torch is told them.
+    torch is told them. ``is_idle``: whether all gradients were 0, as a margin's that nothing exceeds, which
+    tells nothing of others.
     """
 
     loss: Tensor
@@ -88,6 +89,7 @@ class Verdict:
     is_told: bool = True
     losses: Sequence[Tensor] = ()
     marks: Collection[int] = ()
+    is_idle: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +147,8 @@ class Question:
             return Verdict(loss, self._apart(one, each), is_told=False)
         if again is not None and not _are_close(again, each.losses[0], self._tolerance):
             return Verdict(loss, f"it gives {again.item():.6g} where it gave {first:.6g} before for the same")
-        return Verdict(loss, self._apart(one, each) or why, losses=each.losses, marks=labels.found)
+        why = self._apart(one, each) or why
+        return Verdict(loss, why, losses=each.losses, marks=labels.found, is_idle=_are_zero(each.grads))
 
     @property
     def _tolerance(self) -> float:
@@ -270,6 +273,12 @@ def _gradients(loss: Tensor, parts: Parts) -> Grads:
     return [
         [next(found) if isinstance(x, Tensor) and x.requires_grad else None for x in part] for part in parts
     ]
+
+
+def _are_zero(gradients: Grads) -> bool:
+    """Whether there are some, all of them 0."""
+    there = [g for grads in gradients for g in grads if g is not None]
+    return bool(there) and not any(bool(g.any()) for g in there)
 
 
 def _differ(ones: Grads, others: Grads, tolerance: float) -> bool:

@@ -5,13 +5,13 @@ What it is asked is left to ``asking``; making the loss to ``loss``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from ...tracing.state.state import Snapshot
 from ..data.microbatch import Batch
 from ..options import Options, is_due
-from .asking import spread
+from .asking import Verdict, spread
 from .goes_by import GoesBy
 
 __all__ = ["Choice"]
@@ -19,7 +19,7 @@ __all__ = ["Choice"]
 _MOST_CUTS = 8
 """So many ways to cut a batch in rows are asked about when they are met."""
 _MOST_WAYS = 32
-"""So many times it is asked since what it goes by has changed."""
+"""So many times it is asked since what it goes by has changed, or told nothing before."""
 
 Manner = Literal["batch", "asked", "pairs", "each"]
 """How a step's loss is made: once of all microbatches; of all or of each, as it answers when asked; of
@@ -31,7 +31,8 @@ class Choice:
 
     Unless an option tells, a ``loss_fn`` is asked at steps 0, 1, 2, 4, 8 and so on, where a batch is cut
     otherwise than before, where microbatches first have unlike shares of labels that it may leave out, and
-    where its user has set something that its code goes by, as an epoch, a weight or a flag.
+    where its user has set something that its code goes by, as an epoch, a weight or a flag, or it had no
+    gradient when it was asked.
     Once one call for all gave another loss, all further ones are of the whole batch. Where memory has no room
     for every forward first, and of torch's own losses, two microbatches are asked about.
 
@@ -57,7 +58,7 @@ class Choice:
         self._marks_asked: set[int] = set()
         self._goes_by: GoesBy | None = None
         self._ways: set[tuple[Any, ...]] = set()
-        self._n_ways = 0
+        self._n_ways, self._is_untold = 0, False
 
     def choose(
         self, batch: Batch, *, grad: bool, n_done: int, has_room: Callable[[], bool], is_one: bool
@@ -99,11 +100,12 @@ class Choice:
     def _may_go_otherwise(self) -> bool:
         if self._goes_by is None or self._n_ways == _MOST_WAYS:
             return False
-        return self._goes_by.state() not in self._ways
+        return self._is_untold or self._goes_by.state() not in self._ways
 
-    def note(self, targets: Sequence[Any], marks: Collection[int], snapshot: Snapshot) -> None:
-        """It was asked, may leave out the labels ``marks``, and goes by what a ``snapshot`` of it reaches."""
-        self._marks |= {*marks}
+    def note(self, targets: Sequence[Any], verdict: Verdict, snapshot: Snapshot) -> None:
+        """It was asked about these targets, and goes by what a ``snapshot`` of it reaches."""
+        self._is_untold = verdict.is_idle
+        self._marks |= {*verdict.marks}
         self._marks_asked |= spread(targets, self._marks)
         self._goes_by = GoesBy(snapshot)
         self._ways.add(self._goes_by.state())

@@ -224,7 +224,7 @@ class Loss:
             self._tell_whole(verdict.why, left_out(targets, verdict.losses, verdict.loss.item()))
             return verdict.loss
         after.put_back()
-        self.choice.note(targets, verdict.marks, after.snapshot)
+        self.choice.note(targets, verdict, after.snapshot)
         if verdict.why:
             self._warn(f"{verdict.why}, and for one of them again not what it gave before")
         return None
@@ -254,7 +254,7 @@ class Loss:
             return
         finally:
             after.put_back()
-        self.choice.note(targets, verdict.marks, after.snapshot)
+        self.choice.note(targets, verdict, after.snapshot)
         if verdict.why and verdict.is_told:
             label = left_out(targets, verdict.losses, verdict.loss.item())
             raise InputError(

@@ -129,6 +129,29 @@ class ByClass(ByEpoch):
             self.weight[0] = 5.0
 
 
+class Margin(ByEpoch):
+    """Asks more than a margin of pairs, which is nothing until targets are far apart."""
+
+    def __init__(self):
+        pass
+
+    def __call__(self, output, target):
+        return F.relu(info_nce(output, target * 0.01) - 2.5 + target.abs().mean())
+
+    def set(self, step):
+        pass
+
+
+def test_one_that_had_no_gradient_is_asked_until_it_has():
+    pipe, twin = split()
+    runtime, x = pipe.runtime(Margin()), numbers(10, 5)
+    for step in range(STEPS):
+        target = (0.01 if step < LATER else 2.0) * numbers(10, WIDTH)
+        found = runtime.step(x, target=target).loss.item()
+        assert trained_on(twin, Margin(), [(x, target)]) == pytest.approx([found], rel=EXACT), step
+    compare(pipe.model, twin)
+
+
 def made_partial():
     def base(output, target, spread=0):
         return F.mse_loss(output, target) + (output.var(0).mean() if spread else 0.0)
