@@ -45,13 +45,13 @@ class LossCall:
         self.failure: Exception | None = None
         self._kinds, self._loss_fn, self._kind = kinds, loss_fn, kinds[0]
         self._rows: tuple[int, ...] = ()
-        self._n_flat = 0
+        self._n_flat, self._trains = 0, True
         self._n_steps, self.looks = 0, False
 
     def begin(self, step: StepInputs) -> None:
         """Take up a step."""
         self._rows, self._kind, self.failure = step.batch.rows, self._kinds[step.batch.kind], None
-        self._n_flat = 0
+        self._n_flat, self._trains = 0, step.grad
         self.looks = self._loss_fn is not None and step.grad and is_due(self._n_steps)
         self._n_steps += step.grad
 
@@ -84,7 +84,7 @@ class LossCall:
                 "returns a 0-d tensor to runtime()"
             )
             raise self.failure
-        if torch.is_grad_enabled() and not loss.requires_grad and self._is_flat(m):
+        if self._trains and torch.is_grad_enabled() and not loss.requires_grad and self._is_flat(m):
             self.failure = InputError(
                 "the loss does not require a gradient: loss_fn does not use the output, or every parameter "
                 "it depends on is frozen; let one train, or take the loss alone with evaluate()"

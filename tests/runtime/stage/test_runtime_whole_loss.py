@@ -374,6 +374,21 @@ def test_it_is_asked_in_evaluation_too(context):
     assert found == pytest.approx([info_nce(twin(x), target).item()] * 2, rel=EXACT)
 
 
+def worst(output, target):
+    """Has no gradient, and is that of one row."""
+    return (output.argmax(1) - target).abs().double().max()
+
+
+def test_what_has_no_gradient_may_be_evaluated():
+    pipe, twin = split()
+    x, target = numbers(10, 5), labels(10)
+    wanted = [worst(twin(x), target).item()] * 2
+    runtime = pipe.runtime(worst)
+    assert [runtime.evaluate(x, target=target).loss.item() for _ in range(2)] == wanted
+    with pytest.raises(InputError, match="the loss does not require a gradient"):
+        pipe.runtime(worst).step(x, target=target)
+
+
 def test_a_loss_that_fails_on_all_says_why():
     pipe, _ = split()
     with pytest.raises(StepError, match="no such thing"):
