@@ -34,11 +34,11 @@ SPLIT = (
     "costs", "cluster", "device", "memory_limit", "ties", "pin", "dynamic", "store", "time_limit_s",
     "together", "uncut", "recompute", "clone", "overlap", "sender_pays", "device_order",
     "optimizer_bytes_per_parameter_byte", "min_ranks", "stall_limit_s", "open", "closed", "precision",
-    "optimizer", "offload",
+    "optimizer", "offload", "loss_on",
 )  # fmt: skip
 RUNTIME = (
     "loss_fn", "n_microbatches", "schedule", "device", "mesh", "autocast", "scaler", "loss_reduction",
-    "loss_weight", "release", "batch_dims", "stall_limit_s", "check_finite", "feed",
+    "loss_weight", "loss_on", "release", "batch_dims", "stall_limit_s", "check_finite", "feed",
 )  # fmt: skip
 PROFILE = (
     "n_microbatches", "dims", "device", "dtype", "autocast", "compiled", "training", "optimizer", "n_peers",
