@@ -26,6 +26,7 @@ __all__ = [
     "busy_peers",
     "cluster_for",
     "described",
+    "given_cluster",
     "is_described",
     "is_host",
     "of_the_job",
@@ -50,7 +51,7 @@ def cluster_for(
     :class:`InputError` where numbers contradict one another, or none is said.
     """
     if given is not None:
-        return _given(given, n_ranks)
+        return given_cluster(given, n_ranks)
     if n_ranks is None:
         n_ranks = _count(n_stages, schedule)
     _check_count(n_ranks, n_stages)
@@ -59,7 +60,8 @@ def cluster_for(
     return dataclasses.replace(cluster, cores=(places(),)) if is_host(model, device) else cluster
 
 
-def _given(given: Cluster | str | pathlib.Path, n_ranks: int | None) -> Cluster:
+def given_cluster(given: Cluster | str | pathlib.Path, n_ranks: int | None) -> Cluster:
+    """The cluster that was given, or its file's. Raises :class:`InputError` for another number of ranks."""
     cluster = given if isinstance(given, Cluster) else Cluster.read(given)
     if n_ranks not in (None, cluster.n_ranks):
         raise InputError(f"n_ranks is {n_ranks} but the cluster has {cluster.n_ranks} ranks; give one")

@@ -25,7 +25,7 @@ from ..solve.stopping import interrupts
 from ..tracing import Capture
 from .agree import decide_once, in_group
 from .checks import check_model
-from .cluster import DeviceLike, cluster_for, is_host, of_the_job, stages_per_rank
+from .cluster import DeviceLike, cluster_for, given_cluster, is_host, of_the_job, stages_per_rank
 from .op_costs import Costs, costs_of, counts_to_try, microbatch_dims, read
 from .options import Options
 from .recording import capture, captured
@@ -66,8 +66,16 @@ def make_plan(
 
 
 def _device(model: nn.Module, options: Options) -> DeviceLike:
-    """The device to plan for, None for the model's own. That of a rank in a job becomes its current one."""
-    return of_the_job(model) if options.place.device is None else options.place.device
+    """The device to plan for, None for the model's own. That of a rank in a job becomes its current one.
+
+    Costs are estimated for the first device of a cluster that says what its devices can do.
+    """
+    place = options.place
+    if place.device is None and place.cluster is not None and options.pricing.costs == "estimated":
+        first = given_cluster(place.cluster, None).devices[0]
+        if first.flops_s:
+            return first
+    return of_the_job(model) if place.device is None else place.device
 
 
 def _ranks(model: nn.Module, options: Options, device: DeviceLike) -> Cluster:
@@ -137,6 +145,7 @@ class _Task:
         ranks = _ranks(whole.model, options, device)
         on_host = place.cluster is None and is_host(whole.model, device)
         _check_offload(options.training, options.solver.get("recompute"), on_host)
+        _warn_of_unlike(ranks)
         most = cut.wanted or ranks.n_ranks * stages_per_rank(cut.schedule)
         costs = read(options.pricing.costs)
         counts = counts_to_try(whole, cut.n_microbatches, costs, most)
@@ -200,6 +209,20 @@ def _fastest(planned_for: Callable[[int], Planned], counts: Sequence[int]) -> Pl
     steps = {"steps_by_microbatches": {str(n): planned.plan.step_s for n, planned in found.items()}}
     settings = {**best.plan.settings, **steps}
     return dataclasses.replace(best, plan=dataclasses.replace(best.plan, settings=settings))
+
+
+def _warn_of_unlike(ranks: Cluster) -> None:
+    """Warns of devices that can do unlike much and have one speed: all ops are timed as on one of them."""
+    can = {d.name: (d.flops_s, d.bandwidth_bytes_s) for d in ranks.devices}
+    first, *others = can.values()
+    if any(rates != first for rates in others) and len({d.speed for d in ranks.devices}) == 1:
+        _logger.warning(
+            "the cluster has %s, which can do unlike much, and all of speed %g: every op is timed as on the "
+            "one that costs are of; give the others the speed that they have beside it, as in "
+            "dataclasses.replace(device, speed=0.5)",
+            " and ".join(can),
+            ranks.devices[0].speed,
+        )
 
 
 def _check_offload(training: Training, recompute: Any, on_host: bool) -> None:

@@ -135,12 +135,14 @@ def split(
         from :class:`autopipe.graph.Op` to a weight.
     costs: ``"measured"`` on the device, ``"estimated"`` from FLOPs and bytes, or a
         :class:`CostTable` or the path of one saved.
-    cluster: a :class:`Cluster` or the path of a cluster file; by default equal devices on one host.
+    cluster: a :class:`Cluster` or the path of a cluster file; by default equal devices on one host. Costs are
+        of one device, others take as long as their ``speed`` beside it says.
     device_order: ``"hosts"`` lays the stages on the cluster's ranks host by host, ``"given"`` in the ranks'
         order, ``"auto"`` in the best.
     device: where to measure; or, to estimate, a :class:`Device`, the name of a known one (``"H200"``) or a
         JSON file. By default the model's own; for a model on the CPU or on meta, in a job that has
-        accelerators, the rank's accelerator, where its stages will train.
+        accelerators, the rank's accelerator, where its stages will train. To estimate for a cluster that says
+        what its devices can do, its first.
     memory_limit: per rank, such as ``"70GB"``, or a list of one for each rank.
     recompute: what runs again in backward instead of being kept: ``"never"``, ``"auto"`` (the cheapest
         blocks, leaf modules or groups, that let a stage fit) or ``"always"`` (whole stages).

@@ -150,14 +150,15 @@ class Request:
 
     @property
     def hardware(self) -> Any:
-        """The described device to estimate for: the one named, or the cluster's for a meta model."""
+        """The described device to estimate for: the one named, or the cluster's first."""
         from ..measure import device
 
         m = self.making
         if m.device is not None:
             return None if self._is_torch_device else device(m.device)
-        if m.meta and m.cluster is not None:
-            return Cluster.read(m.cluster).devices[0]
+        if m.cluster is not None and (m.meta or m.costs == "estimated"):
+            first = Cluster.read(m.cluster).devices[0]
+            return first if m.meta or first.flops_s else None
         return None
 
     @property

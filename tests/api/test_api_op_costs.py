@@ -11,6 +11,7 @@ import autopipe
 from autopipe import measure
 from autopipe.costs import CostTable, OpCost
 from autopipe.errors import AutopipeError, CostError, InfeasibleError, InputError, StoreError
+from autopipe.hardware import Cluster
 from autopipe.look.plan_tables import candidate_table
 
 
@@ -216,3 +217,27 @@ def test_auto_with_a_table_has_microbatches_of_its_size():
     x = torch.randn(24, 64)
     given = measure.estimate(autopipe.capture(blocks(), (x,)), measure.device("H200"), dims={"batch": 6})
     assert autopipe.plan(blocks(), 2, (x,), n_microbatches="auto", costs=given).n_microbatches == 4
+
+
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+def test_estimates_for_a_cluster_are_of_its_devices(where, tmp_path):
+    with torch.device(where):
+        model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), torch.ones(8, 64)
+    cluster, file = Cluster.uniform(2, measure.device("H200")), tmp_path / "cluster.json"
+    file.write_text(json.dumps(cluster.to_dict()))
+    named = autopipe.plan(model, 2, (x,), costs="estimated", device="H200", cluster=cluster)
+    for given in (cluster, file):
+        assert autopipe.plan(model, 2, (x,), costs="estimated", cluster=given) == named
+
+
+def test_unlike_devices_of_one_speed_are_told(caplog):
+    model, options = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), {"costs": "estimated"}
+    fast, slow = map(measure.device, ("H200", "A100"))
+    autopipe.plan(model, 2, (torch.ones(4, 8),), cluster=Cluster((fast, slow)), **options)
+    (told,) = caplog.messages
+    assert f"{fast.name} and {slow.name}, which can do unlike much" in told
+    caplog.clear()
+    slow = dataclasses.replace(slow, speed=0.3)
+    for devices in ((fast, slow), (fast, fast)):
+        autopipe.plan(model, 2, (torch.ones(4, 8),), cluster=Cluster(devices), **options)
+    assert not caplog.messages

@@ -22,6 +22,7 @@ from processes import run_ranks
 from typer.testing import CliRunner
 
 import autopipe
+from autopipe import measure
 from autopipe.api import probing
 from autopipe.cli import main
 from autopipe.cli.app import app as command_line
@@ -31,6 +32,7 @@ from autopipe.cli.output import EXIT_CODES, Output, _in_options, emit, table
 from autopipe.cli.planning import planned
 from autopipe.cli.sample import small
 from autopipe.errors import InputError, PlanError, StoreError
+from autopipe.hardware import Cluster
 from autopipe.look.table import Column, Table, count
 from autopipe.schedule import build, to_csv
 
@@ -304,6 +306,14 @@ def test_compare_of_a_plan_refuses_what_it_has_decided_and_schedules_may_end_in_
     assert "--stages is already decided" in refused.stderr
     assert len(json.loads(invoke("compare", plan_path, "--schedules", "gpipe, ", "--json").stdout)) == 1
     assert "--schedules names none" in invoke("compare", plan_path, "--schedules", ",").stderr
+
+
+def test_estimates_for_a_cluster_are_of_its_devices(tmp_path):
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps(Cluster.uniform(2, measure.device("H100")).to_dict()))
+    words = ("plan", SAMPLE, "-n", "2", "--cluster", file, "--costs", "estimated", "--json")
+    on_cluster, named = (json.loads(invoke(*words, *more).stdout) for more in ((), ("--device", "H100")))
+    assert on_cluster == named
 
 
 def test_an_input_without_a_dtype_is_of_the_models(tmp_path):
