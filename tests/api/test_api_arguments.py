@@ -45,7 +45,7 @@ PROFILE = (
     "min_passes", "max_passes", "min_s", "progress",
 )  # fmt: skip
 VERIFY = ("rtol", "seed")
-SIMULATE = ("plan", "schedule", "n_microbatches", "overlap", "costs")
+SIMULATE = ("plan", "schedule", "n_microbatches", "overlap", "costs", "cluster")
 VERBS = {
     "split": SPLIT,
     "runtime": RUNTIME,
