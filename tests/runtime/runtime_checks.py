@@ -234,12 +234,14 @@ def overflow_and_autocast():
     assert scaler.get_scale() == 1024.0
     before = [p.detach().clone() for p in runtime.parameters()]
     optimizer.zero_grad()
-    # only the first rank overflows
+    # only the first rank overflows, and there the first of two optimizers
+    optimizers = [torch.optim.SGD([p], 0.1) for p in runtime.parameters() if p.requires_grad]
     handle = model.a.weight.register_hook(lambda g: g * float("inf"))
     runtime.step(x, target=x)
     handle.remove()
-    scaler.unscale_(optimizer)
-    scaler.step(optimizer)
+    for each in optimizers:
+        scaler.unscale_(each)
+        scaler.step(each)
     scaler.update()
     assert scaler.get_scale() == 512.0
     assert all(torch.equal(a, b) for a, b in zip(before, runtime.parameters(), strict=True))

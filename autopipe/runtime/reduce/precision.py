@@ -50,19 +50,20 @@ def _made(factory: Callable[[], Any]) -> contextlib.AbstractContextManager[Any]:
 
 
 def spread_overflow(parameters: Iterable[nn.Parameter], group: Group, device: torch.device) -> None:
-    """Where a gradient of any rank overflowed, make one of every rank's infinite.
+    """Where a gradient of any rank overflowed, let none of any rank be finite.
 
-    A ``GradScaler`` looks at its own rank only; this way all of them skip the same step and shrink their
-    scales alike. Nothing waits for the device.
+    A ``GradScaler`` looks at those of its own rank and of one optimizer; this way all of them skip the same
+    step and shrink their scales alike. Nothing waits for the device.
     """
     grads = [local_values(p.grad) for p in parameters if p.grad is not None]
     flag = torch.zeros((), device=device)
     for norm in foreach_norms(grads, math.inf):
         flag = torch.maximum(flag, (~torch.isfinite(norm)).to(flag))
     group.all_reduce(flag, ReduceOp.MAX)
-    first = next((g for g in grads if g.numel()), None)
-    if first is not None:
-        view = first.view(-1)[:1] if first.is_contiguous() else first[(slice(0, 1),) * first.ndim]
+    if device.type == "cpu" and not flag:
+        return
+    for grad in grads:
+        view = grad.view(-1)[:1] if grad.is_contiguous() else grad[(slice(0, 1),) * grad.ndim]
         view.copy_(torch.where(flag > 0, torch.full_like(view, math.inf), view))
 
 
