@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from ..errors import InputError, StoreError
 from ..runtime import Runtime
 from ..runtime.files.torch_save import unpickled
+from ..runtime.wire.plain_values import Unfit, dumps
 from .collectives import meet
 from .module import PipelineModule
 
@@ -28,6 +29,8 @@ __all__ = ["FabricPipelineStrategy", "PipelineStrategy"]
 
 REST = "lightning.pt"
 """What of a checkpoint is neither weights nor optimizers."""
+OF_RANKS = "of ranks"
+"""What of a checkpoint each rank keeps for itself: names of objects in the runtime's save."""
 _NAMES = ("StochasticWeightAveraging", "WeightAveraging")
 AVERAGING = tuple(getattr(callbacks, name) for name in _NAMES if hasattr(callbacks, name))
 """Callbacks that copy the module when a run begins."""
@@ -54,10 +57,10 @@ class FabricPipelineStrategy(_OneReplica, _FabricDDP):
 
     ``fabric.launch()``, then split the model, make the module and ``fabric.setup(module, optimizer)``.
     ``fabric.clip_gradients(max_norm=…)`` clips over all ranks. ``fabric.save`` and ``load`` make and read a
-    folder: the module's and optimizers' state as :meth:`autopipe.runtime.Runtime.save` keeps it, the rest
-    beside it. A torchmetrics metric of the loop's own sees every batch on every rank: give it
-    ``distributed_available_fn=lambda: False``. Precision: ``"32-true"``, ``"bf16-mixed"``, ``"64-true"`` of
-    a model in fp64.
+    folder: the state of the module, of optimizers, and of what else has some, which may be each rank's own,
+    as :meth:`autopipe.runtime.Runtime.save` keeps it, the rest beside it. A torchmetrics metric of the loop's
+    own sees every batch on every rank: give it ``distributed_available_fn=lambda: False``. Precision:
+    ``"32-true"``, ``"bf16-mixed"``, ``"64-true"`` of a model in fp64.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -89,8 +92,9 @@ class FabricPipelineStrategy(_OneReplica, _FabricDDP):
         if storage_options or filter:
             raise InputError("a pipeline's checkpoint takes no storage_options and no filter; leave them out")
         runtime, optimizers, rest = _sorted(state)
+        own = {name: thing for name, thing in rest.items() if _takes_state(thing)}
         rest = self._convert_stateful_objects_in_state(rest, filter={})
-        _save(runtime, pathlib.Path(path), optimizers, rest)
+        _save(runtime, pathlib.Path(path), optimizers, rest, own)
 
     def load_checkpoint(
         self, path: Any, state: Any = None, strict: bool = True, weights_only: bool | None = None
@@ -99,8 +103,16 @@ class FabricPipelineStrategy(_OneReplica, _FabricDDP):
         if not isinstance(state, Mapping):
             state = {"module": state} if isinstance(state, nn.Module) else {}
         runtime, optimizers, rest = _sorted(state)
-        found = _load(runtime, pathlib.Path(path), optimizers)
+        found, own = _load(
+            runtime,
+            pathlib.Path(path),
+            optimizers,
+            {name: thing for name, thing in rest.items() if _takes_state(thing)},
+        )
         for name in rest:
+            if name in own:
+                found.pop(name, None)
+                continue
             if name not in found and strict:
                 raise StoreError(
                     f"{path} has no {name!r}; it has {', '.join(sorted(found)) or 'weights only'}"
@@ -120,8 +132,8 @@ class PipelineStrategy(_OneReplica, _TrainerDDP):
     keeps it as an attribute, the model itself nowhere else; ``configure_optimizers`` takes
     ``self.parameters()``. As with Lightning's own strategies for several processes, training data is shuffled
     unless the Trainer has ``use_distributed_sampler=False``. Clipping by norm is over all ranks. A checkpoint
-    is a folder: weights and optimizers as :meth:`autopipe.runtime.Runtime.save` keeps them, and loops,
-    schedules, callbacks.
+    is a folder: weights, optimizers, and each rank's schedules and callbacks as
+    :meth:`autopipe.runtime.Runtime.save` keeps them, and loops.
     """
 
     def setup_environment(self) -> None:
@@ -190,18 +202,68 @@ class PipelineStrategy(_OneReplica, _TrainerDDP):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """A folder; see the class."""
         optimizers = self.optimizers if checkpoint.get("optimizer_states") else []
-        _save(self._runtime, pathlib.Path(filepath), optimizers, checkpoint)
+        own = self._own_states(checkpoint) if optimizers else {}
+        _save(self._runtime, pathlib.Path(filepath), optimizers, checkpoint, own)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """What :meth:`save_checkpoint` made."""
-        fits = self.lightning_module is not None and self.lightning_module.trainer.state.fn == "fit"
-        return _load(self._runtime, pathlib.Path(checkpoint_path), self.optimizers if fits else [])
+        if self.lightning_module is None or self.lightning_module.trainer.state.fn != "fit":
+            return _load(self._runtime, pathlib.Path(checkpoint_path), [], {})[0]
+        callbacks = self.lightning_module.trainer.callbacks
+        now = {
+            "lr_schedulers": [config.scheduler.state_dict() for config in self.lr_scheduler_configs],
+            "callbacks": {callback.state_key: callback.state_dict() for callback in callbacks},
+        }
+        given = self._own_states(now)
+        found, own = _load(self._runtime, pathlib.Path(checkpoint_path), self.optimizers, given)
+        for held in own.values():
+            found[held.kind][held.at] = held.state
+        return found
+
+    def _own_states(self, checkpoint: Mapping[str, Any]) -> dict[str, _OwnState]:
+        """What each rank has its own of: its groups' rates, and averages of its weights in callbacks."""
+        schedulers = [config.scheduler for config in self.lr_scheduler_configs]
+        states = checkpoint.get("lr_schedulers") or []
+        own = {
+            f"lr_schedulers {i}": _OwnState("lr_schedulers", i, state, scheduler.optimizer)
+            for i, (state, scheduler) in enumerate(zip(states, schedulers, strict=True))
+        }
+        for key, state in (checkpoint.get("callbacks") or {}).items():
+            if state and _is_plain(state):
+                own[f"callbacks {key}"] = _OwnState("callbacks", key, state)
+        return own
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Loaded with the checkpoint."""
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Loaded with the checkpoint."""
+
+
+class _OwnState:
+    """A state on its way to who takes it later, and the optimizer whose groups it goes by."""
+
+    def __init__(self, kind: str, at: Any, state: Any, optimizer: Optimizer | None = None) -> None:
+        self.kind, self.at, self.state, self.optimizer = kind, at, state, optimizer
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+def _takes_state(thing: Any) -> bool:
+    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+
+
+def _is_plain(state: Any) -> bool:
+    """Whether a save of the runtime can hold it; a callback may keep anything."""
+    try:
+        dumps(state, lambda tensor, where: where)
+    except Unfit:
+        return False
+    return True
 
 
 def _alone() -> bool:
@@ -246,18 +308,29 @@ def _named(optimizers: list[Any]) -> dict[str, Any]:
     return {f"optimizer{i or ''}": getattr(o, "_optimizer", o) for i, o in enumerate(optimizers)}
 
 
-def _save(runtime: Runtime, path: pathlib.Path, optimizers: list[Any], rest: Mapping[str, Any]) -> None:
-    runtime.save(path / "model", **_named(optimizers))
+def _save(
+    runtime: Runtime,
+    path: pathlib.Path,
+    optimizers: list[Any],
+    rest: Mapping[str, Any],
+    own: Mapping[str, Any],
+) -> None:
+    """``own`` are objects whose state each rank keeps; ``rest`` is the first rank's."""
+    runtime.save(path / "model", **_named(optimizers), **{f"{OF_RANKS}: {name}": own[name] for name in own})
     if runtime.rank == 0:
-        torch.save(dict(rest), path / REST)
+        torch.save({**rest, OF_RANKS: sorted(own)}, path / REST)
     meet(runtime.engine, "saving a checkpoint")
 
 
-def _load(runtime: Runtime, path: pathlib.Path, optimizers: list[Any]) -> dict[str, Any]:
+def _load(
+    runtime: Runtime, path: pathlib.Path, optimizers: list[Any], own: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The first rank's, and those of ``own`` whose state the checkpoint had of each."""
     if not (path / REST).exists():
         raise StoreError(
             f"{path} is no checkpoint of a pipeline: it has no {REST}; give a folder that one saved"
         )
     found: dict[str, Any] = unpickled(path / REST)
-    runtime.load(path / "model", **_named(optimizers))
-    return found
+    kept = {name: own[name] for name in found.pop(OF_RANKS, ()) if name in own}
+    runtime.load(path / "model", **_named(optimizers), **{f"{OF_RANKS}: {name}": kept[name] for name in kept})
+    return found, kept

@@ -147,6 +147,23 @@ def accelerated(folder, precision="no"):
     hold(folder, f"accelerated{precision}", weights, atol)
 
 
+class OfOwnWeights:
+    """Something that a loop keeps of each weight of its rank."""
+
+    def __init__(self, module, factor=3.0):
+        self.kept = {name: p.detach() * factor for name, p in module.named_parameters()}
+
+    def state_dict(self):
+        return {"kept": self.kept}
+
+    def load_state_dict(self, state):
+        self.kept = state["kept"]
+
+    def is_equal(self, other):
+        same = (torch.equal(t, other.kept[name]) for name, t in self.kept.items())
+        return self.kept.keys() == other.kept.keys() and all(same)
+
+
 def fabric(folder):
     """Fabric's own loop, with its clipping and its checkpoints."""
     from lightning.fabric import Fabric
@@ -168,12 +185,14 @@ def fabric(folder):
             optimizer.step()
             optimizer.zero_grad()
             if i + 1 == N_PIECES and not IS_PLAIN:
-                state = {"module": module, "optimizer": optimizer, "step": i}
+                average = OfOwnWeights(module)
+                state = {"module": module, "optimizer": optimizer, "step": i, "average": average}
                 fabric.save(f"{folder}/fabric", state)
-                state["step"] = -1
+                state["step"], state["average"] = -1, OfOwnWeights(module, 0.0)
                 optimizer.step()
                 fabric.load(f"{folder}/fabric", state)
                 assert state["step"] == i
+                assert average.is_equal(state["average"])
     hold(folder, "fabric", module.state_dict() if IS_PLAIN else pipe.merge().state_dict())
 
 
@@ -214,10 +233,26 @@ def lit_module():
 
 def lit_trainer(folder, epochs, precision):
     import lightning
-    from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+    from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
     from lightning.pytorch.loggers import CSVLogger
 
     from autopipe.neighbours.lightning import PipelineStrategy
+
+    class OwnAverage(Callback):
+        """Of this rank's weights; it goes on from one of the same."""
+
+        kept = None
+
+        def on_train_start(self, trainer, lit):
+            now = {name: p.detach().clone() for name, p in lit.module.named_parameters()}
+            assert self.kept is None or self.kept.keys() == now.keys()
+            self.kept = now
+
+        def state_dict(self):
+            return {"kept": self.kept}
+
+        def load_state_dict(self, state):
+            self.kept = state["kept"]
 
     options = {"devices": 1} if IS_PLAIN else {"devices": 2, "strategy": PipelineStrategy()}
     keeper = ModelCheckpoint(
@@ -225,7 +260,7 @@ def lit_trainer(folder, epochs, precision):
     )
     return lightning.Trainer(
         accelerator="cpu", max_epochs=epochs, accumulate_grad_batches=N_PIECES, gradient_clip_val=0.5,
-        callbacks=[keeper, EarlyStopping("val_loss", patience=9), LearningRateMonitor()],
+        callbacks=[keeper, EarlyStopping("val_loss", patience=9), LearningRateMonitor(), OwnAverage()],
         logger=CSVLogger(f"{folder}/logs{IS_PLAIN}"), enable_progress_bar=False, log_every_n_steps=1,
         enable_model_summary=False, precision=precision, use_distributed_sampler=False, **options,
     )  # fmt: skip
