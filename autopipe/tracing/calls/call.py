@@ -227,6 +227,10 @@ class Recording:
         needs = any(c.target is torch.autograd.grad or c.hint == "register_hook" for c in self.calls)
         return self.setting.grad and (needs or "grad" in self.asked)
 
+    def leaves_anything(self, call: Call) -> bool:
+        """Whether a call of it may leave something for others, or go by what it has left."""
+        return bool(call.keeps or call.mutated or call.writes or call.has_effect or call.path in self.begun)
+
 
 _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype})
 

@@ -9,7 +9,7 @@ import dis
 import functools
 import itertools
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from ..inputs.contents import is_filled
 from ..state.global_names import is_foreign
 from .leaves import is_torchs
 from .reachable import is_method, names_in, names_reached
+from .told_numbers import told_numbers
 
 __all__ = ["HOOKS", "OwnCode"]
 
@@ -40,8 +41,7 @@ _CODE = (
 """What is code, or may be around code that is followed."""
 _SETTING = frozenset({"__dict__", "__setattr__", "delattr", "eval", "exec", "setattr", "vars"})
 """What sets attributes of any name."""
-_MOST_INSIDE = 64
-"""So many numbers are looked at in one list or dict."""
+_PLAIN = frozenset({bool, float, int, str, type(None)})
 
 
 class OwnCode:
@@ -50,9 +50,7 @@ class OwnCode:
     Attributes
     ----------
     tables_by_row: tables of whole numbers, by name, of which the code was seen to take a place for each row.
-    comparing: the functions of calls that compare numbers, by the kind and target of these; see ``rows``.
     met: what calls were seen to do for many rows, by all that this goes by but the data; see ``rows``.
-    exact: whole numbers that functions may ask for, by what calls run; see ``rows``.
     alone: the calls in whose gradients a single row is another than one of several, by a form's last call and
         the mode: name and words.
     gave: what forms gave for batches of two rows or more, and for their first row twice where that is all,
@@ -66,8 +64,6 @@ class OwnCode:
         self.met: dict[Any, list[tuple[int, int]]] = {}
         self.gave: dict[tuple[Call, bool], tuple[Mapping[str, torch.Tensor], list[Any], list[Any]]] = {}
         self.alike: dict[Call, Any] = {}
-        self.comparing: dict[tuple[bool, Any], list[tuple[types.FunctionType, Any]]] = {}
-        self.exact: dict[Any, list[tuple[types.FunctionType, set[int]]]] = {}
         self.alone: dict[tuple[Call, bool], list[tuple[str, str]]] = {}
         self._within = functools.cache(self._looked_for)
         self._functions = functools.cache(self._functions_of)
@@ -127,7 +123,12 @@ class OwnCode:
         A layer's own number is none, as layers of a stack are alike.
         """
         each = self._numbers(call.op == "call_module", call.target)
-        return frozenset[int]().union(*(n for f, n in each if may_run is None or may_run(f)))
+        return frozenset[int]().union(*(n for f, n, _ in each if may_run is None or may_run(f)))
+
+    def plain(self, call: Call) -> frozenset[str]:
+        """The plain values that those name, in words, but for a layer's own number."""
+        each = self._numbers(call.op == "call_module", call.target)
+        return frozenset[str]().union(*(values for *_, values in each))
 
     def _functions_of(self, is_module: bool, target: Any) -> list[tuple[types.FunctionType, Any]]:
         held = self._within(is_module, target)
@@ -162,12 +163,20 @@ class OwnCode:
         contexts = (type(f.__self__).__name__ for f in held if isinstance(f, types.MethodType))
         return frozenset(contexts).union(*names)
 
-    def _numbered(self, is_module: bool, target: Any) -> list[tuple[types.FunctionType, frozenset[int]]]:
+    def _numbered(
+        self, is_module: bool, target: Any
+    ) -> list[tuple[types.FunctionType, frozenset[int], frozenset[str]]]:
         held = self._within(is_module, target)
         bound = {id(m.__func__): m.__self__ for m, _ in held if isinstance(m, types.MethodType)}
         functions = ((f, bound.get(id(f), owner)) for f, owner in held if isinstance(f, types.FunctionType))
         own = own_numbers(target) if is_module else frozenset()
-        return [(f, frozenset(n for n in _numbers_of(f, owner, own) if n > 1)) for f, owner in functions]
+        found = []
+        for f, owner in functions:
+            named = [*_values_named(f, owner, own)]
+            numbers = itertools.chain(*map(told_numbers, (*_constants_in(f.__code__), *named)))
+            plain = frozenset(repr(value) for value in named if type(value) in _PLAIN)
+            found.append((f, frozenset(n for n in numbers if n > 1), plain))
+        return found
 
     def _looked_for(self, is_module: bool, target: Any) -> list[tuple[Any, Any]]:
         if not is_module:
@@ -225,30 +234,33 @@ def _is_device(text: str) -> bool:
     return True
 
 
-def _numbers_of(function: types.FunctionType, owner: Any, own: frozenset[int]) -> Iterator[int]:
-    """The whole numbers that a function has or names: its own, of its file, around it, of its module.
+def _values_named(function: types.FunctionType, owner: Any, own: frozenset[int]) -> Iterator[Any]:
+    """What a function names: of its file, around it, of its module, and in objects such as a config there.
 
     Not the module's ``own`` numbers in its path, where it says which it is.
     """
-    names = names_in(function.__code__)
-    named = [function.__globals__.get(name) for name in names]
+    names, around = _names_and_texts(function.__code__), function.__globals__
+    named = [around[name] for name in names if name in around]
     if owner is not None:
-        held = {n: getattr(owner, "__dict__", {}).get(n, getattr(type(owner), n, None)) for n in names}
-        named += [v for n, v in held.items() if not is_own_number(n, v, own)]
+        named += [v for n, v in _attributes(owner, names) if not is_own_number(n, v, own)]
     named += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     named += [c.cell_contents for c in function.__closure__ or () if is_filled(c)]
-    for value in (*_constants_in(function.__code__), *named):
-        yield from (v for v in itertools.islice(_inside(value, names), _MOST_INSIDE) if type(v) is int)
+    for value in named:
+        is_object = isinstance(value, type) or (hasattr(value, "__dict__") and not callable(value))
+        yield from (held for _, held in _attributes(value, names)) if is_object else (value,)
 
 
-def _inside(value: Any, names: Collection[str]) -> Iterable[Any]:
-    """What a list or dict holds, or an object such as a config under ``names``; else the value."""
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return value
-    if isinstance(value, dict):
-        return value.values()
-    is_code = callable(value) or isinstance(value, types.ModuleType)
-    return [value] if is_code or not hasattr(value, "__dict__") else map(vars(value).get, names)
+def _attributes(owner: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """What an object and its classes hold under some names, of which none of its code is asked."""
+    own = getattr(owner, "__dict__", {})
+    bases = (owner if isinstance(owner, type) else type(owner)).__mro__[:-1]  # all but object
+    for held in (own, own.get("_buffers") or {}, *map(vars, bases)):
+        yield from ((name, held[name]) for name in names if name in held)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _names_and_texts(code: types.CodeType) -> frozenset[str]:
+    return names_in(code).union(filter(str.isidentifier, _texts_in(code)))
 
 
 def _held_by(module: nn.Module) -> Iterator[Any]:

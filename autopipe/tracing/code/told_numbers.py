@@ -1,6 +1,6 @@
 """Whole numbers that values in code tell, in whatever words: these may be what it asks a size to be.
 
-Finding the values is left to ``rows.thresholds``, running code for so many rows to ``rows``.
+Finding the values is left to ``own_code``, running code for so many rows to ``rows``.
 """
 
 from __future__ import annotations

@@ -76,8 +76,9 @@ class AlikeLayers:
 
 def _only_gives(form: Recording, call: Call) -> bool:
     """Whether a layer makes new tensors of tensors and plain values, and does nothing beside."""
-    leaves = call.writes or call.mutated or call.keeps or call.has_effect or call.path in form.begun
-    return not leaves and all(map(_is_plain, (*call.args, *call.kwargs.values(), call.value)))
+    return not form.leaves_anything(call) and all(
+        map(_is_plain, (*call.args, *call.kwargs.values(), call.value))
+    )
 
 
 def _is_plain(value: Any) -> bool:

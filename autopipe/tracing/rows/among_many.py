@@ -31,15 +31,20 @@ from .backwards import may_be_own
 from .code_run import CodeRun
 from .held_back import gradient_of, may_hold_back
 from .noise import NoDropout, is_drawn
-from .results import ALLOWED, ROUNDED, Rows, axes, is_close, run_until
-from .thresholds import MOST, exact_numbers
+from .results import ALLOWED, ALLOWED_BELOW, ROUNDED, Rows, axes, is_close
+from .row_counts import RowCounts
+from .thresholds import MOST
 
-__all__ = ["Met", "RowsMet", "has_own_gradients"]
+__all__ = ["Met", "RowsMet"]
 
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
-_First = tuple[Any, Tensor | None]
+_Made = tuple[Any, Tensor | None]
 """What a call gives, and the gradients of its first row."""
+_SMALL = range(3, 33)
+"""Numbers of rows of which the model's own code is asked each."""
+_COUNTED = 13
+"""As many rows are counted: few other sizes are a multiple of that."""
 _FEWER, *_STEPS = 0.25, 2, 4, 8, 16, 32
 _FAR = 1 << 13
 """How often each row comes: numbers and tensors made of sizes are asked for by far more rows, too."""
@@ -51,33 +56,31 @@ _MOST_ELEMENTS = 1 << 18
 """As many has a tensor made of sizes alone at the most."""
 _EVEN = frozenset({"add", "getitem", "mul", "neg", "size", "sub"})
 """Functions of numbers that have no limit."""
-_READ = frozenset({
-    "__len__", "chunk", "count_nonzero", "cumsum", "len", "nbytes", "nelement", "numel", "shape", "size",
-    "split", "sum", "tensor_split", "unbind",
-})  # fmt: skip
-"""Names of what tells how many rows there are, counts them or goes by it."""
 
 
 @dataclasses.dataclass(slots=True)
 class Met:
     """How many rows there are where something first gives others than for few.
 
-    ``near`` are such numbers, for a form to be run on. Where it takes more rows than are run, ``far`` has how
-    many still give the same, with what no longer does, in words. ``exact`` has what gives others where there
-    are exactly so many, in words.
+    ``near`` has such numbers, for a form to be run on, with what does, in words. Where it takes more rows
+    than are run, ``far`` has how many still give the same, with what does not. ``exact`` has what gives
+    others where there are exactly so many, ``alone`` what gives one row other gradients: its name, and words.
+    ``untold`` are the numbers that code names which could not be run alone.
     """
 
-    near: set[int] = dataclasses.field(default_factory=set)
+    near: dict[int, str] = dataclasses.field(default_factory=dict)
     far: dict[int, str] = dataclasses.field(default_factory=dict)
     exact: dict[int, str] = dataclasses.field(default_factory=dict)
+    untold: set[int] = dataclasses.field(default_factory=set)
     alone: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
 
 class RowsMet:
     """How many rows there are where some call first gives others than for the ``n`` of a run.
 
-    Calls that may go by their number are run alone on more: as many as code names that ``ran``, for so many
-    too, or as is usual.
+    Calls that may go by their number are run alone on others: each small number, as many as code names that
+    ran, for so many too, or as is usual. Of the model's own code that are those which a ``watch`` saw to be
+    told of it, all where it saw nothing; of all calls, or ``among`` some. ``begin`` sets mode and state.
     """
 
     def __init__(
@@ -88,22 +91,27 @@ class RowsMet:
         dim: Dim,
         shapes: _Shapes,
         at: device,
+        begin: Callable[[], None],
         ran: CodeRun,
+        among: Collection[Call] | None = None,
     ) -> None:
-        self._ran, self._has_alike = ran, False
+        self._ran, self._begin = ran, begin
         self._code, self._form, self._n, self._dim, self._shapes, self._at = code, form, n, dim, shapes, at
         self._symbol = symbol(dim.name)
-        by_rows = set[int]()
+        self._of_sizes = set[int]()
         for call in form.calls:
-            if _is_of_sizes(call) and any(id(c) in by_rows or self._tells(c, call) for c in call.inputs):
-                by_rows.add(id(call))
-        asked = [c for c in form.calls if id(c) in by_rows or self._is_code(c) or self._names_exactly(c)]
-        self._is_any = any(not c.is_size or plain_name(c) not in _EVEN for c in asked)
-        self._of_sizes, self._asked = by_rows, {id(c) for c in asked}
-        self._needed = self._asked.union(*({id(i) for i in c.inputs} for c in asked))
+            is_by_rows = any(id(c) in self._of_sizes or self._tells(c, call) for c in call.inputs)
+            self._of_sizes |= {id(call)} if is_by_rows and _is_of_sizes(call) else set()
+        own = {c for c in (form.calls if among is None else among) if code.is_own(c)}
+        self._asked = [c for c in form.calls if c in own or (among is None and id(c) in self._of_sizes)]
+        self._is_any = any(not c.is_size or plain_name(c) not in _EVEN for c in self._asked)
+        kept = [c for c in form.calls if c in own or id(c) in self._of_sizes] if self._is_any else []
+        self._needed = {id(c) for c in kept}.union(*({id(i) for i in c.inputs} for c in kept))
+        self._is_written = any(c.writes or c.mutated for c in form.calls)
         self._few: dict[int, Any] = {}
         self._made: dict[tuple[int, float], Any] = {}
         self._most: dict[int, int] = {}
+        self._lying: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._known: list[tuple[int, int]] = []
         self._firsts: list[int] = []
         self._met = Met()
@@ -111,63 +119,27 @@ class RowsMet:
     def keep(self, call: Call, value: Any) -> None:
         """Be shown a call with its value, of a run of which all is asked once it is over."""
         if id(call) in self._needed:
-            self._few[id(call)] = value
+            self._few[id(call)] = value if call.op == "get_attr" else mapped(self._kept, value)
 
-    @property
-    def exact(self) -> list[str]:
-        """What is found of exactly so many rows, in words."""
-        return [*self._met.exact.values()]
-
-    @property
-    def alone(self) -> list[tuple[str, str]]:
-        """See :class:`Met`."""
-        return self._met.alone
-
-    def of_exactly(self, run: Rows, calls: Collection[Call]) -> str:
-        """In words, the first of some calls that gives others of exactly so many rows; of a run on a, b."""
-        asked = [c for c in self._form.calls if c in calls and self._names_exactly(c)]
-        self._needed = {id(i) for c in asked for i in c.inputs}
-
-        def look(call: Call, value: Any) -> None:
-            if not self.may_keep and call in asked:
-                self._try(call, self._ask_exactly)
-            self.keep(call, value)
-
-        if asked:
-            with self._ran:
-                run_until(run, "ab", asked[-1], look)
-        for call in asked if self.may_keep else ():
-            self._try(call, self._ask_exactly)
-        return next(iter(self.exact), "")
-
-    @property
-    def may_keep(self) -> bool:
-        """Whether values are at a run's end what they were: no call writes to what others gave."""
-        return not any(c.writes or c.mutated for c in self._form.calls)
+    def _kept(self, leaf: Any) -> Any:
+        """A leaf as it is, where others may write to it."""
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.detach().clone() if self._is_written else leaf.detach()
 
     def kept(self, rows: str) -> Met:
         """What is found with the values kept of a run on these rows, each of which has its layer's own."""
         self._firsts = [*map(rows.index, rows)]
-        for call in self._form.calls if self._is_any else ():
+        for call in self._asked if self._is_any else ():
             self._ask(call, self._few.get(id(call)))
         return self._met
 
-    def found(self, run: Rows, *, has_alike: bool) -> Met:
-        """What is found in a run of the form.
-
-        Where that ``has_alike`` layers of which one runs for all, each that is asked runs alone on the few
-        rows too.
-        """
-        half, self._has_alike = self._n // 2, has_alike
-        self._firsts = [0] * half + [half] * half
-
-        def look(call: Call, value: Any) -> None:
-            self.keep(call, value)
-            self._ask(call, value)
-
+    def found(self, run: Rows, rows: str) -> Met:
+        """What is found in a run of the form on these rows."""
         if self._is_any:
-            run("a" * half + "b" * half, look)
-        return self._met
+            run("ab", self.keep)
+            self._begin()
+        return self.kept(rows)
 
     def _tells(self, given: Call, call: Call) -> bool:
         """Whether a tensor of the inputs' tells a call made of sizes how many rows there are."""
@@ -176,27 +148,12 @@ class RowsMet:
             sizes = [self._shapes[id(given)][0][call.args[1]]]
         return any(self._symbol in getattr(n, "free_symbols", ()) for n in sizes)
 
-    def _is_code(self, call: Call) -> bool:
-        """Whether a call runs code kept whole that may go by sizes, and leaves nothing behind."""
-        if call.is_random or not self._is_own(call):
-            return False
-        return not _READ.isdisjoint(self._code.names(call)) or max(self._code.numbers(call), default=0) > MOST
-
-    def _names_exactly(self, call: Call) -> bool:
-        """Whether such code has any number that it may ask for, also where it may draw, or own gradients."""
-        return self._is_own(call) and bool(self._told_numbers(call) or has_own_gradients(self._code, call))
-
-    def _told_numbers(self, call: Call) -> set[int]:
-        return exact_numbers(self._code, call, self._ran)
-
-    def _is_own(self, call: Call) -> bool:
-        leaves = call.writes or call.mutated or call.keeps or call.has_effect
-        return not leaves and self._code.is_own(call)
-
     def _ask(self, call: Call, value: Any) -> None:
-        if id(call) in self._asked:
-            self._known = []
-            self._try(call, functools.partial(self._ask_of_more, value=value))
+        self._known = []
+        if id(call) in self._of_sizes:
+            self._try(call, functools.partial(self._ask_of_sizes, value=value))
+        else:
+            self._try(call, functools.partial(self._ask_code, value=value))
 
     def _try(self, call: Call, ask: Callable[[Call], None]) -> None:
         try:
@@ -205,89 +162,147 @@ class RowsMet:
             # any Python of the model, on rows that it may not take, or whose axis is not known
             _logger.debug("%s was not run on more rows: %s", call.name, error)
 
-    def _ask_of_more(self, call: Call, value: Any) -> None:
-        if id(call) in self._of_sizes:
-            self._most[id(call)] = self._most_times(call, value)
-            self._compare_number(call, value)
-        if self._names_exactly(call):
-            self._ask_exactly(call)
-        times, before = self._n_times(call) if id(call) in self._of_sizes or self._is_code(call) else 0, 0
-        if times and self._has_alike and call.op == "call_module":
-            value = self._of_many(call, 1)  # the run has that of another layer
+    def _ask_of_sizes(self, call: Call, value: Any) -> None:
+        self._most[id(call)] = self._most_times(call, value)
+        self._compare_number(call, value)
+        if isinstance(value, Tensor):
+            self._compare_rows(call, value, self._most[id(call)])
+
+    def _ask_code(self, call: Call, value: Any) -> None:
+        times, before = self._most_named(call), 0
+        if not self._is_new(call, times):
+            return
+        try:
+            counts = self._counts(call)
+            twos = self._twos(call, value) if counts.asks else {}
+        except Exception:
+            self._met.untold |= self._code.numbers(call, self._ran.may_run)
+            raise
+        if counts.asks:
+            self._ask_of_each_number(call, twos, counts.reads)
+        elif not counts.places:
+            return
+        if call.is_random:
+            return
         while times > before:
             with self._ran:
                 self._compare_rows(call, value, times)
             before, times = times, self._most_named(call)
 
-    def _ask_exactly(self, call: Call) -> None:
-        """Note for how many rows, of those that code may name, the first is another than of two."""
-        named = self._told_numbers(call)
-        given = [t for c in call.inputs for t in tensors(self._few[id(c)])]
-        has_gradients = has_own_gradients(self._code, call)
-        if not self._is_new(call, (*sorted(named), has_gradients), given):
-            return
-        each = sum(t.nbytes for t in given) / self._n or 1
-        sizes = {1, *(n for t in given for n in itertools.accumulate(t.shape[1:], operator.mul))}
-        near = {n // size + off for n in named for size in sizes if n % size == 0 for off in (-1, 0, 1)}
-        n_example = self._dim.example
-        near |= {n for n in range(3, n_example + 1) if n_example % n == 0}
-        most = min(MOST, max(2 * self._n, _MOST_BYTES_NAMED // each))
+    def _counts(self, call: Call) -> RowCounts:
+        """What a call asks of how many rows there are, more than to hand it on."""
+        counts = RowCounts(_COUNTED)
+        try:
+            self._of_rows(call, ("ab" * _COUNTED)[:_COUNTED], False, counts)
+        except Exception as error:
+            # any Python of the model, which may need a number for what code is told
+            _logger.debug("%s was not told of counts: %s", call.name, error)
+            counts.asks = True
+        if counts.asks:
+            self._begin()  # the call may have kept a count
+        counts.asks |= may_be_own(self._code, call)
+        return counts
+
+    def _twos(self, call: Call, value: Any) -> dict[str, _Made]:
+        """What a call gives for two rows, unlike or alike."""
+        has_gradients = _has_own_gradients(self._code, call)
         seed(self._at)
-        two = self._of_first(call, 2, has_gradients)
+        twos = {rows: self._of_rows(call, rows, has_gradients) for rows in ("ab", "aa")}
+        given = ((c, i) for c in call.inputs for i in range(len(tensors(self._few[id(c)]))))
+        is_by_groups = any(k > 1 for each in given for _, k in self._places(*each))
+        if is_by_groups and not self._is_same(call, twos["ab"], (value, None), self._n):
+            raise ValueError("what belongs to a row does not lie together")
+        return twos
+
+    def _ask_of_each_number(self, call: Call, twos: Mapping[str, _Made], reads: bool) -> None:
+        """Note for how many rows, of small numbers and those that code names, they are others than of two.
+
+        Rows a and b in turn; row a alone of odd numbers where code reads what they hold, or makes something
+        without rows.
+        """
         if call.is_random and is_drawn(self._at):
             return
+        has_gradients = twos["ab"][1] is not None
+        made = tensors(twos["ab"][0])
+        is_alike = reads or not all(self._places(call, i) for i in range(len(made)))
 
         def ask(call: Call, n: int) -> None:
-            made = self._of_first(call, n, has_gradients)
-            if self._is_same(call, two, made if n > 1 else (two[0], made[1])):
-                return
-            if self._is_same(call, two, self._of_first(call, 2, has_gradients)):  # else it draws by itself
-                self._note(call, n, n)
+            two = "aa" if is_alike and n % 2 else "ab"
+            made = self._of_rows(call, (two * n)[:n], has_gradients)
+            if not self._is_same(call, twos[two], made, n):
+                again = self._of_rows(call, two, has_gradients)
+                if self._is_same(call, twos[two], again, 2):  # else it draws by itself
+                    self._note(call, n, n)
 
-        for n in sorted(n for n in near if 2 < n <= most):
-            self._try(call, functools.partial(ask, n=n))
+        asked = {0, 1, 2}
+        while new := self._numbers(call) - asked:
+            with self._ran:
+                for n in sorted(new):
+                    self._try(call, functools.partial(ask, n=n))
+            asked |= new
         if has_gradients:
             self._try(call, functools.partial(ask, n=1))
 
-    def _is_same(self, call: Call, two: _First, made: _First) -> bool:
-        """Whether the rows of what a call gives are all the first of ``two``, and the gradients are these."""
-        pairs = enumerate(zip(tensors(two[0]), tensors(made[0]), strict=True))
-        each = ((of, t, axis) for i, (of, t) in pairs for axis in axes(call, i, self._dim, self._shapes))
-        is_same = not any(_others(t, of.narrow(axis, 0, 1).expand_as(t), axis) for of, t, axis in each)
-        (a, b) = two[1], made[1]
-        return is_same and (a is None or b is None or is_close(a, b, ALLOWED))
+    def _numbers(self, call: Call) -> set[int]:
+        """How many rows to run a call on: few, parts of the example, as many as its code may name."""
+        given = [t for c in call.inputs for t in tensors(self._few[id(c)])]
+        named = self._code.numbers(call, self._ran.may_run)
+        sizes = {1, *(n for t in given for n in itertools.accumulate(t.shape[1:], operator.mul))}
+        near = {
+            n // size + off for n in named for size in sizes if size and n % size == 0 for off in (-1, 0, 1)
+        }
+        near |= {n for n in range(3, self._dim.example + 1) if self._dim.example % n == 0}
+        each = sum(t.nbytes for t in given) / self._n or 1
+        most = min(MOST, max(2 * self._n, _MOST_BYTES_NAMED // each))
+        self._met.untold |= {n for n in named if most < n <= MOST}
+        return {n for n in near.union(_SMALL) if n <= most}
 
-    def _of_first(self, call: Call, n: int, has_gradients: bool) -> _First:
-        """What a call gives for the first row, so many times; where asked for, the gradients of that.
+    def _is_same(self, call: Call, two: _Made, made: _Made, n: int) -> bool:
+        """Whether ``n`` rows give what ``two`` do; what has no rows may be a mean or a sum."""
+        for i, (of, t) in enumerate(zip(tensors(two[0]), tensors(made[0]), strict=True)):
+            along = self._places(call, i)
+            is_mean = not along and t.shape == of.shape
+            if is_mean and not any(is_close(t, k * of, ROUNDED) for k in (1, n / 2)):
+                return False
+            for axis, k in along:
+                rows = _taken(of, axis, k, [place % 2 for place in range(n)])
+                if rows.shape != t.shape or _others(t, rows, axis):
+                    return False
+        (a, b) = two[1], made[1]
+        return a is None or b is None or is_close(a, b, ALLOWED)
+
+    def _of_rows(self, call: Call, rows: str, has_gradients: bool, counts: RowCounts | None = None) -> _Made:
+        """What a call gives for rows a and b in places such as ``"abab"``; where asked for, gradients of a.
 
         These are of what it is given, and of its weights.
         """
         given: list[Tensor] = []
+        both, places = [0, max(self._firsts)], ["ab".index(row) for row in rows]
 
         def grown(of: Call) -> Any:
             if id(of) in self._of_sizes:
-                return self._of_many(of, n / self._n)
+                number = self._of_many(of, len(rows) / self._n)
+                return number if counts is None else counts.counted(number)
             value = self._few[id(of)]
-            places = {id(t): axes(of, i, self._dim, self._shapes) for i, t in enumerate(tensors(value))}
+            along = {id(t): self._places(of, i) for i, t in enumerate(tensors(value))}
 
-            def repeated(leaf: Any) -> Any:
-                if id(leaf) not in places:
-                    return leaf
-                own = places[id(leaf)]
-                for axis in own:
-                    leaf = leaf.narrow(axis, 0, 1)
-                if has_gradients and leaf.is_floating_point():
+            def put(leaf: Any) -> Any:
+                own = along.get(id(leaf), [])
+                for axis, k in own:
+                    leaf = _taken(leaf, axis, k, both)
+                if own and has_gradients and leaf.is_floating_point():
                     leaf = leaf.detach().requires_grad_()
                     given.append(leaf)
-                for axis in own:
-                    leaf = leaf.repeat_interleave(n, axis)
-                return leaf
+                for axis, k in own:
+                    leaf = _taken(leaf, axis, k, places)
+                return leaf.clone() if call.writes and isinstance(leaf, Tensor) else leaf
 
-            return mapped(repeated, value)
+            return mapped(put, value)
 
         with torch.set_grad_enabled(has_gradients), NoDropout() if call.is_random else nullcontext():
             args, kwargs = map_calls(call.args, grown), map_calls(call.kwargs, grown)
-            made = run_call(self._code.model, self._form.constants, call, args, kwargs, {}, self._at)
+            with counts or nullcontext():
+                made = self._run(call, args, kwargs)
         if not has_gradients:
             return made, None
         is_module = call.op == "call_module"
@@ -295,6 +310,22 @@ class RowsMet:
         weights = [*given, *(p for p in module.parameters() if p.requires_grad)] if module else given
         along = [(t, axes(call, i, self._dim, self._shapes)) for i, t in enumerate(tensors(made))]
         return made, gradient_of([each for each in along if each[1]], weights, (0,))
+
+    def _places(self, call: Call, i: int) -> list[tuple[int, int]]:
+        """The axes of a call's tensor along which rows lie, each with how many places every row has."""
+        if (at := (id(call), i)) not in self._lying:
+            known = self._shapes.get(id(call), ())
+            sizes = {axis: known[i][axis] for axis in self._along(known[i])} if i < len(known) else {}
+            if any(self._symbol in (size / self._symbol).free_symbols for size in sizes.values()):
+                raise ValueError("rows lie along no axis of their own")
+            shape = tensors(self._few[id(call)])[i].shape
+            self._lying[at] = [(axis, shape[axis] // self._n) for axis in sizes]
+        return self._lying[at]
+
+    def _run(self, call: Call, args: Any, kwargs: Any) -> Any:
+        if self._form.leaves_anything(call):
+            self._begin()
+        return run_call(self._code.model, self._form.constants, call, args, kwargs, {}, self._at)
 
     def _compare_number(self, call: Call, value: Any) -> None:
         """Note from where on a number is another that is the same for few and for fewer rows."""
@@ -312,20 +343,13 @@ class RowsMet:
             for axis in axes(call, i, self._dim, self._shapes):
                 self._compare(call, value, i, axis, times)
 
-    def _n_times(self, call: Call) -> int:
-        """As often as rows may come for a call; 0 where what it is given is too large, or was seen alike."""
-        if id(call) in self._of_sizes:
-            return self._most[id(call)] if isinstance(self._few[id(call)], Tensor) else 0
-        times = self._most_named(call)
-        given = [t for c in call.inputs for t in tensors(self._few[id(c)])]
-        return times if self._is_new(call, times, given) else 0
-
-    def _is_new(self, call: Call, asked: Any, given: Sequence[Tensor]) -> bool:
+    def _is_new(self, call: Call, asked: Any) -> bool:
         """Whether no call like this one was ``asked`` so yet; else what was found of that is told of it."""
         known = self._code.met
+        given = [t for c in call.inputs for t in tensors(self._few[id(c)])]
         kind = (
             frozenset(f.__code__ for f, _ in self._code.functions(call)),
-            self._code.numbers(call),
+            self._code.plain(call),
             self._code.model.training,
             str(map_calls((call.args, call.kwargs), lambda c: None)),
             asked,
@@ -343,8 +367,6 @@ class RowsMet:
 
         One that takes more rows than may be given is come to by their places: rows times other sizes.
         """
-        if id(call) in self._of_sizes:
-            return 0
         given = [t for c in call.inputs for t in tensors(self._few[id(c)])]
         n_bytes = sum(t.nbytes for t in given) or 1
         usual = max((times for times in _STEPS if times * n_bytes <= _MOST_BYTES), default=0)
@@ -374,7 +396,7 @@ class RowsMet:
 
         if (id(call), times) not in self._made:
             args, kwargs = map_calls(call.args, grown), map_calls(call.kwargs, grown)
-            made = run_call(self._code.model, self._form.constants, call, args, kwargs, {}, self._at)
+            made = self._run(call, args, kwargs)
             if id(call) not in self._of_sizes:
                 return made
             self._made[id(call), times] = made
@@ -434,14 +456,22 @@ class RowsMet:
                 other, f"{call_and_place(call)}, whose rows are others where they are {other}"
             )
         elif other <= MOST:
-            self._met.near.add(other)
+            self._met.near.setdefault(
+                other, f"{call_and_place(call)}, whose rows are others from {other} of them on"
+            )
         else:
             self._met.far.setdefault(max(same, self._n), call_and_place(call))
 
 
-def has_own_gradients(code: OwnCode, call: Call) -> bool:
+def _has_own_gradients(code: OwnCode, call: Call) -> bool:
     """Whether what a call gives does not tell its gradients."""
     return may_hold_back(code, call) or may_be_own(code, call)
+
+
+def _taken(tensor: Tensor, axis: int, k: int, places: Sequence[int]) -> Tensor:
+    """The rows in some places along an axis, of which each has ``k``."""
+    each = torch.tensor([place * k + i for place in places for i in range(k)], device=tensor.device)
+    return tensor.index_select(axis, each)
 
 
 def _is_of_sizes(call: Call) -> bool:
@@ -455,6 +485,7 @@ def _others(x: Tensor, y: Tensor, axis: int) -> list[int]:
     """The places along an axis at which tensors differ, by more than rounding."""
     if not x.numel() or torch.equal(x, y):
         return []
+    level = ALLOWED_BELOW if x.is_floating_point() and x.dtype not in ROUNDED else ROUNDED[torch.float32]
     x, y = (t.to(torch.complex128 if t.is_complex() else torch.float64).nan_to_num() for t in (x, y))
-    apart = (x - y).abs() > ROUNDED[torch.float32] * y.abs().max()
+    apart = (x - y).abs() > level * y.abs().max()
     return apart.movedim(axis, 0).reshape(apart.shape[axis], -1).any(1).nonzero().flatten().tolist()

@@ -1,6 +1,6 @@
 """Which code runs: of functions that do not, what they would do of so many rows need not be asked.
 
-What functions there are is left to ``code.own_code``, what is looked for in them to ``thresholds``.
+What functions there are, and the numbers in them, is left to ``code.own_code``.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from ..sizes.trials import first_line
 from ..sizes.variation import Mixing
 from ..state.state import seed
 from .alike_layers import AlikeLayers
-from .among_many import RowsMet, has_own_gradients
+from .among_many import RowsMet
 from .backwards import OwnBackwards
 from .by_mode import Evaluated, InTraining, in_training
 from .class_weights import by_class_weights
@@ -42,13 +42,12 @@ from .data_dependent import Change, Watch
 from .inner_numbers import Around
 from .joining import joining
 from .lifted import lifted
-from .noise import NoDropout, OwnNoise
+from .noise import OwnNoise
 from .noise_of_others import mixed_by_noise
 from .order import by_order
 from .pieces import fault_in_pieces
 from .results import Results, Rows, axes, is_close
 from .row_questions import Asked, first_found, if_told, mixed_in, of_other_signs
-from .thresholds import exact_numbers, thresholds
 from .varied_data import of_other_sign
 
 __all__ = ["mixing", "pairs_of_rows", "rows_of"]
@@ -97,12 +96,11 @@ def mixing(
             if not training:
                 found.always = _asked_of(form, found, evaluated, may_point=True)
             elif not found.always:
-                anew, ran = _in_training(form, start, own, evaluated)
+                anew, by_number = _in_training(form, start, own, evaluated)
                 if anew.is_other:
                     found.training = _asked_of(form, found, None, may_point=False)
                 else:
-                    by_noise = _by_noise(form) if anew.is_noisy else ""
-                    found.training = by_noise or _of_exactly_in_training(form, ran)
+                    found.training = (_by_noise(form) if anew.is_noisy else "") or by_number
     return found.mixing()
 
 
@@ -347,30 +345,6 @@ def _by_noise(form: _Form) -> str:
     return if_told(mixed_by_noise, form.code, form.form, run, n, form.dim, form.shapes, form.device)
 
 
-def _of_exactly_in_training(form: _Form, ran: CodeRun) -> str:
-    """In words, the first call that goes by the mode and gives others of exactly so many rows; or nothing.
-
-    In training, where it does to two rows what it does in evaluation; of code that ``ran``.
-    """
-    code, last = form.code, form.form.calls[-1]
-    if not form.takes(2) or not (asked := _asking_exactly(form, ran)):
-        return ""
-    alike: AlikeLayers | None = code.alike.get(last)
-    alike = alike if alike is not None and alike.is_worth_it else None
-    form.begin()
-    met = RowsMet(code, form.form, 2, form.dim, form.shapes, form.device, ran)
-    run = rows_of(*form.told, alone=True, alike=alike, around=lambda rows: NoDropout())
-    found = if_told(met.of_exactly, run, asked)
-    code.alone[last, code.model.training] = met.alone
-    return found
-
-
-def _asking_exactly(form: _Form, ran: CodeRun) -> list[Call]:
-    """The calls of the model's own code that goes by the mode and may ask for exactly so many rows."""
-    own = (c for c in form.form.calls if form.code.is_own(c) and form.code.may_go_by_mode(c, form.form))
-    return [c for c in own if has_own_gradients(form.code, c) or exact_numbers(form.code, c, ran)]
-
-
 def _results(
     model: nn.Module,
     form: Recording,
@@ -447,27 +421,38 @@ def _may_point(tensor: Tensor) -> bool:
 
 def _in_training(
     form: _Form, start: Callable[[bool], None], own: OwnBackwards, evaluated: Evaluated | None
-) -> tuple[InTraining, CodeRun]:
-    """See :func:`in_training`; and what code ran in training."""
-    ran = CodeRun()
+) -> tuple[InTraining, str]:
+    """See :func:`in_training`; and in words, what gives others there of more rows than two."""
     if evaluated is None or any(c.mutated for c in form.form.calls):
-        return InTraining(True, True), ran
+        return InTraining(True, True), ""
+    alone = form.takes(2)
 
     def run_in(training: bool) -> Rows:
-        return rows_of(*form.told[:5], partial(start, training), alone=form.takes(2))
+        return rows_of(*form.told[:5], partial(start, training), alone=alone)
 
-    def has_limits() -> bool:
-        # two rows do not show what code does of more of them
-        limits = thresholds(form.code, form.form, 2, ran)
-        return any(form.code.may_go_by_mode(call, form.form) for call in limits)
+    def look(call: Call, value: Any) -> None:
+        own.look(call, value)
+        met.keep(call, value)
 
-    is_limited = has_limits()  # of all code: none has run
-    with ran if is_limited or _asking_exactly(form, ran) else contextlib.nullcontext():
-        found = in_training(evaluated, form.form, run_in, form.device, own.look)
-    found = found._replace(is_other=found.is_other or (is_limited and has_limits()))
+    ran = CodeRun()
+    told = form.dim, form.shapes, form.device, form.begin, ran
+    by_mode = [c for c in form.form.calls if form.code.is_own(c) and form.code.may_go_by_mode(c, form.form)]
+    met = RowsMet(form.code, form.form, 2, *told, by_mode if alone else [])
+    with ran if by_mode else contextlib.nullcontext():
+        found = in_training(evaluated, form.form, run_in, form.device, look)
     own.is_whole &= not found.is_other
     own.end()
-    return found, ran
+    if found.is_other:
+        return found, ""
+    return found, if_told(_by_number, form, met)
+
+
+def _by_number(form: _Form, met: RowsMet) -> str:
+    """In words, the first call that is seen to give others of another number of rows."""
+    form.begin()
+    found = met.kept("ab")
+    form.code.alone[form.form.calls[-1], form.code.model.training] = found.alone
+    return next(iter((found.exact | found.near).values()), "")
 
 
 def _rows(given: Mapping[str, Tensor], dim: Dim, rows: str, alone: bool) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from .noise import OwnNoise
 
 __all__ = [
     "ALLOWED",
+    "ALLOWED_BELOW",
     "COARSE",
     "EQUAL",
     "ROUNDED",
@@ -50,7 +51,8 @@ ROUNDED = {float64: 1e-5, float32: 1e-3}
 """Of the largest value, where rows are more or fewer, or another form runs: fp64 may be fp32 inside."""
 COARSE = {float64: 0.05, float32: 0.05}
 """Of the largest value, where code goes by data: what solves equations is as near as it is told to be."""
-_ALLOWED_BELOW = 0.1
+ALLOWED_BELOW = 0.1
+"""Of the largest value of a narrower type."""
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 Rows = Callable[..., Any]
 """(rows, look) → what a form gives for the example's rows a and b in places such as ``"ab"``; ``look`` is
@@ -156,7 +158,7 @@ class Results:
     def number_off(self, allowed: Mapping[dtype, float], level: Mapping[dtype, float] = EQUAL) -> str:
         """In words, the first number that is not as rows alone make it; or nothing."""
         for i in self._numbers:
-            if words := self._no_mean(i, allowed.get(self.of("ab")[i].dtype, _ALLOWED_BELOW), level):
+            if words := self._no_mean(i, allowed.get(self.of("ab")[i].dtype, ALLOWED_BELOW), level):
                 return f"{call_and_place(self.leaves[i])} is {words}"
         return ""
 
@@ -325,7 +327,7 @@ class Results:
         A batch of three draws other noise than one of two, so each row is given its own.
         """
         aa, bb, bab = (float(self.placed(rows)[i]) for rows in ("aa", "bb", "bab"))
-        allowed = ALLOWED.get(self.of("ab")[i].dtype, _ALLOWED_BELOW) * max(map(abs, (aa, bb, bab)))
+        allowed = ALLOWED.get(self.of("ab")[i].dtype, ALLOWED_BELOW) * max(map(abs, (aa, bb, bab)))
         shares = self._shares_in(float(self.of("ab")[i]), aa, bb)
         if shares is None:
             return bab, aa / 2 + bb, bab, allowed
@@ -489,7 +491,7 @@ def is_close(x: Tensor, y: Tensor, allowed: Mapping[dtype, float] = ALLOWED) -> 
     """Whether two tensors of numbers are equal up to what is allowed of the largest; whole numbers always."""
     if not (x.is_floating_point() or x.is_complex()):
         return True  # ranks and places of rows, such as where an expert put them
-    level = allowed.get(x.dtype, _ALLOWED_BELOW)
+    level = allowed.get(x.dtype, ALLOWED_BELOW)
     x, y = (t if t.layout in (torch.strided, torch.jagged) else t.to_dense() for t in (x, y))
     if x.layout is torch.strided and torch.equal(x, y):
         return True

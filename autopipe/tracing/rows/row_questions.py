@@ -25,13 +25,12 @@ from .among_many import Met, RowsMet
 from .class_weights import by_class_weights
 from .code_run import CodeRun
 from .data_dependent import Reading, Turn, Turned, Watch, alike, deciding, numbers_apart, reading, scales
-from .held_back import RowGradients, holds_back, may_hold_back
+from .held_back import RowGradients, holds_back
 from .inner_numbers import Around, numbers_elsewhere
 from .lifted import truths_apart
-from .many_rows import untold_alone
 from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ
 from .tables import noughts, uneven
-from .thresholds import MOST, beside_counts, beside_places, rows_to_try, thresholds
+from .thresholds import MOST, beside_counts, beside_places, rows_to_try
 from .unlike_rows import fault_among_unlike, gathered, that_stay, width
 from .varied_data import of_other_sign, of_other_weights, signed, told_otherwise, unlike, with_missing
 
@@ -104,9 +103,9 @@ def _questions(
     is_more = is_sure and asked.takes(2 * _MANY)
     watch = Watch(model, form, 2 * _MANY if is_more else 2 if is_sure else dim.example)
     asks_of_many = is_more and not asked.seen.is_noisy
-    met = RowsMet(asked.code, form, 2 * _MANY, dim, shapes, asked.device, watch.ran) if asks_of_many else None
-    if met is not None and met.may_keep:
-        watch.keep = met.keep
+    told = asked.device, asked.begin, watch.ran
+    met = RowsMet(asked.code, form, 2 * _MANY, dim, shapes, *told) if is_more else None
+    watch.keep = met.keep if met is not None else None
     in_gradients = _row_gradients(asked)
     if in_gradients is not None:
         held_back = functools.partial(in_gradients.fault, [_MANY] if is_more else ())
@@ -129,20 +128,17 @@ def _questions(
             yield functools.partial(_among_unlike, asked, n, {}, watch), True
             if spread:
                 yield functools.partial(_among_unlike, asked, n, spread, watch), True
-    for n, is_untold in _numbers_of_rows(asked, watch, met, far) if met is not None else ():
+    found = _met(asked, watch, met) if met is not None else Met()
+    asked.code.alone[form.calls[-1], model.training] = found.alone
+    for words in found.exact.values():
+        yield functools.partial(str, words), True
+    for n in _numbers_of_rows(asked, watch, found, far) if asks_of_many else ():
         if n + 2 > _most_named(asked, form.calls):
             unasked.add(n + 2)
             continue
-        if is_untold:
-            among = functools.partial(_among_more, asked.seen, n // 2 + 1, dim, shapes)
-            yield functools.partial(_looked_at, watch.ran, among), True
+        yield functools.partial(_among_more, asked.seen, n // 2 + 1, dim, shapes), True
         if in_gradients is not None:
-            held_back = functools.partial(in_gradients.fault, [n // 2 + 1])
-            yield functools.partial(_looked_at, watch.ran, held_back), True
-    if met is not None:
-        asked.code.alone[form.calls[-1], model.training] = met.alone
-        for words in met.exact:
-            yield functools.partial(str, words), True
+            yield functools.partial(in_gradients.fault, [n // 2 + 1]), True
     evenly, apart_inside = _numbers_elsewhere(asked) if is_sure and watch.may_bend else ([], [])
     for around in apart_inside:
         yield functools.partial(_of_numbers, results, given, around=around), False
@@ -189,58 +185,21 @@ def _row_gradients(asked: Asked) -> RowGradients | None:
     return RowGradients(asked.code.model, run, made, asked.seen.known_shares, asked.dim, asked.shapes)
 
 
-def _numbers_of_rows(
-    asked: Asked, watch: Watch, in_turn: RowsMet, far: dict[int, str]
-) -> Iterator[tuple[int, bool]]:
-    """How many rows code may go by, more than many, from small to large; each with whether that is untold.
-
-    It is told where only code in calls names the number, and each of these goes by rows alone there; then
-    gradients alone may hang on it, where one of them holds some back. What code names that only so many rows
-    let run comes behind these.
-    """
+def _numbers_of_rows(asked: Asked, watch: Watch, met: Met, far: dict[int, str]) -> list[int]:
+    """How many rows to run a form on, more than many, from small to large, as something may go by so many."""
     form, dim, shapes, least = asked.form, asked.dim, asked.shapes, 2 * _MANY
-    met, most = _met(asked, watch, in_turn), max(MOST, _most_rows(asked, form.calls, _MOST_BYTES))
+    most = max(MOST, _most_rows(asked, form.calls, _MOST_BYTES))
     far.update({n: words for n, words in met.far.items() if asked.takes(n + 2)})
     cuts = rows_to_try(watch.noted.beyond if watch.noted else (), least, most)
     counted = beside_counts(form, lambda call: bool(_places(asked, [call])), least)
-    in_open = {n for n in beside_places(form, least, most) | counted | cuts | met.near if asked.takes(n + 2)}
-    for n in sorted(n for n in in_open if MOST < n < min(far, default=n + 1)):
+    untold = {n for n in met.untold if least < n <= MOST}
+    found = beside_places(form, least, most).union(counted, cuts, met.near, untold)
+    found = {n for n in found if asked.takes(n + 2)}
+    for n in sorted(n for n in found if MOST < n < min(far, default=n + 1)):
         if words := if_told(_among_more, asked.seen, n // 2 + 1, dim, shapes):
             far[n] = words
             break
-    untold = {n for n in in_open if n <= MOST}
-    known = dict[Call, set[int]]()
-    while True:
-        named = thresholds(asked.code, form, least, watch.ran)
-        limits = {
-            call: {n for n in numbers if asked.takes(n + 2)} - in_open for call, numbers in named.items()
-        }
-        fresh = {call: numbers - known.get(call, set()) for call, numbers in limits.items()}
-        new = {call: numbers for call, numbers in fresh.items() if numbers}
-        if not (new or untold):
-            return
-        untold |= _untold_alone(asked, watch, new)
-        held = untold.union(*(numbers for c, numbers in new.items() if may_hold_back(asked.code, c)))
-        yield from ((n, n in untold) for n in sorted(held))
-        known, untold = limits, set()
-
-
-def _untold_alone(asked: Asked, watch: Watch, limits: Mapping[Call, set[int]]) -> set[int]:
-    """See :func:`untold_alone`; all numbers where the form does not run so, or calls take too many bytes."""
-    alone = {
-        call: {n for n in numbers if n + 2 <= _most_named(asked, [call, *call.inputs])}
-        for call, numbers in limits.items()
-    }
-    beyond = set[int]().union(*(numbers - alone[call] for call, numbers in limits.items()))
-    told = alone, asked.dim, asked.shapes, asked.device
-    few, more = asked.run(alone=True), asked.run(alone=True, times=_MANY)
-    try:
-        with watch.ran:
-            return beyond | untold_alone(asked.code.model, asked.form, few, more, *told)
-    except Exception as error:
-        # any Python of the model, on rows it may not take
-        _logger.debug("calls could not be asked alone: %s", error)
-        return set[int]().union(*limits.values())
+    return sorted(n for n in found if n <= MOST)
 
 
 def _looked_at(ran: CodeRun, question: Callable[[], str]) -> str:
@@ -275,14 +234,12 @@ def _met(asked: Asked, watch: Watch, in_turn: RowsMet) -> Met:
 
     Nothing where the form does not run so.
     """
+    rows = "ab" * _MANY
     try:
-        if watch.keep is not None and watch.noted is not None:
-            asked.begin()
-            return in_turn.kept("ab" * _MANY)
-        has_alike = watch.alike.is_worth_it
-        return in_turn.found(
-            asked.run(alone=True, alike=watch.alike if has_alike else None), has_alike=has_alike
-        )
+        if watch.noted is None:
+            return in_turn.found(asked.run(alone=True, times=_MANY), rows)
+        asked.begin()
+        return in_turn.kept(rows)
     except Exception as error:
         # any Python of the model, on rows it may not take
         _logger.debug("what goes by how many rows there are could not be seen: %s", error)

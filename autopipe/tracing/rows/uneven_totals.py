@@ -26,7 +26,6 @@ from ..calls.perform import run_call
 from ..code.leaves import eager
 from ..code.own_code import OwnCode
 from .inner_numbers import LINEAR
-from .many_rows import leaves_anything
 from .results import Rows, axes, run_until
 from .tail import is_late
 from .unlike_rows import that_stay
@@ -204,7 +203,7 @@ def _even_inside(
     device: torch.device,
 ) -> set[Call]:
     """Those of the ``asked`` calls, of code that stays whole, that bend no total; numbers are seen not to."""
-    run_again = [c for c in asked if not leaves_anything(form, c)]
+    run_again = [c for c in asked if not form.leaves_anything(c)]
     taken = {c for call in run_again for c in call.inputs}
     values: dict[Call, Any] = {}
     longer: dict[Call, _Inside] = {}

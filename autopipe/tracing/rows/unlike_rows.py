@@ -22,7 +22,6 @@ from ..calls.perform import run_call
 from ..inputs.structure import mapped
 from ..sizes.rerun import replay
 from .alike_layers import AlikeLayers
-from .many_rows import leaves_anything
 from .results import ALLOWED, Rows, axes, is_close, is_floating, is_number, run_until
 
 __all__ = ["fault_among_unlike", "gathered", "that_stay", "width"]
@@ -94,7 +93,7 @@ def that_stay(
     asked = {
         call: {id(c) for c in with_rows}
         for call, known, with_rows in every
-        if with_rows and not known and call in fed and not leaves_anything(form, call)
+        if with_rows and not known and call in fed and not form.leaves_anything(call)
     }
     taken = {c for call in asked for c in call.inputs}
     values: dict[Call, Any] = {}

@@ -70,6 +70,12 @@ FUNCTIONS: dict[int, Callable[[Tensor], Tensor]] = {15: lambda h: h * 2}
 TUPLE, ARRAY, PLACES = tuple(HELD), np.array(HELD), torch.tensor(HELD, dtype=torch.float64)
 
 
+def filled() -> list[float]:
+    table = [1.0] * 64
+    table[15] = 2.0
+    return table
+
+
 class Settings:
     rows = 15
 
@@ -113,6 +119,23 @@ class Given(nn.Module):
         return h
 
 
+class Doubles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h):
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2 if len(g) ** 2 == 225 else g
+
+
+def hooked(h: Tensor) -> Tensor:
+    h = h.clone()
+    if h.requires_grad:
+        h.register_hook(lambda g: g * 2 if len(g) * 3 == 45 else g)
+    return h
+
+
 class DropsExactly(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -149,8 +172,31 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "tuple": lambda h: h * TUPLE[len(h)],
     "array": lambda h: h * float(ARRAY[len(h)]),
     "taken": lambda h: h * PLACES.select(0, len(h)),
+    "square": lambda h: h * 2 if len(h) * len(h) == 225 else h,
+    "times": lambda h: h * 2 if len(h) * 3 == 45 else h,
+    "half": lambda h: h * 2 if len(h) / 2 == 7.5 else h,
+    "in hex": lambda h: h * 2 if hex(len(h)) == "0xf" else h,
+    "one of many": lambda h: h * (1 + F.one_hot(torch.tensor(len(h)), 64)[15]),
+    "filled": lambda h: h * filled()[len(h)],
+    "named by a text": lambda h: h * 2 if len(h) == getattr(SETTINGS, "rows") + 0 else h,  # noqa: B009
+    "around": lambda h: h * 2 if 14 < len(h) < 16 else h,
+    "any": lambda h: h * 2 if any(n == len(h) for n in (9, 15)) else h,
+    "set": lambda h: h * 2 if len(h) in {n * n - 1 for n in (4, 7)} else h,
+    "bits": lambda h: h * h.shape[0].bit_length(),
+    "whole root": lambda h: h * 2 if math.sqrt(len(h) + 1).is_integer() else h,
+    "part of a text": lambda h: h * 2 if str(len(h)) in "15 27" else h,
+    "primes": lambda h: h * 2 if all(len(h) % k for k in range(2, len(h))) else h,
+    "pieces": lambda h: h * 2 if len(h.split(4)) == 4 else h,
+    "one after another": lambda h: h * 2 if sum(1 for _ in h) ** 2 == 225 else h,
+    "its mean": lambda h: h + (h - h.mean(0)) if len(h) ** 2 == 900 else h,
 }
 """Something else of exactly so many rows."""
+EXACT_GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "held back": lambda h: h.detach() if len(h) ** 2 == 225 else h,
+    "backward": Doubles.apply,
+    "hook": hooked,
+}
+"""Other gradients of exactly so many rows."""
 FREE: dict[str, Callable[[Tensor], Tensor]] = {
     "size": lambda h: h.reshape(len(h), -1) * torch.ones(len(h), 1),
     "zeros": lambda h: torch.cat([h, h.new_zeros(len(h), 4)], 1)[:, :4],
@@ -217,6 +263,91 @@ def test_so_is_one_that_only_code_kept_whole_has(name):
 def test_so_is_what_code_kept_whole_does_of_exactly_so_many_rows(name):
     with pytest.raises(InputError, match="depend on one another"):
         stepped(EXACT[name], is_whole=True)
+
+
+@pytest.mark.parametrize("name", EXACT_GRADIENTS)
+def test_so_are_other_gradients_of_exactly_so_many_rows(name):
+    with pytest.raises(InputError, match="depend on one another"):
+        stepped(EXACT_GRADIENTS[name], is_whole=True)
+
+
+def of_a_square(h: Tensor) -> Tensor:
+    return h * 2 if len(h) ** 2 == 225 else h
+
+
+class Around(nn.Module):
+    """What may hide a question: training alone, a count beside it, places of rows in one, a flag, a loss."""
+
+    def __init__(self, kind: str, *, is_asking: bool = True) -> None:
+        super().__init__()
+        self.kind, self.is_asking, self.n = kind, is_asking, 0
+
+    def forward(self, h: Tensor) -> Tensor:
+        if h.isnan().any() or not self.is_asking or (self.kind == "training" and not self.training):
+            return h
+        if self.kind == "count":
+            self.n += 1
+        return of_a_square(h)
+
+
+class InGroups(nn.Module):
+    """A layer that is given two places of each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = Kept(lambda h: h * 2 if len(h) ** 2 == 900 else h)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.act(h.repeat_interleave(2, 0)).unflatten(0, (-1, 2)).mean(1)
+
+
+HIDDEN = {
+    "count": Around("count"),
+    "one of alike layers": nn.Sequential(*(Around("", is_asking=i == 2) for i in range(3))),
+    "groups": InGroups(),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_so_is_what_asks_where_little_shows_it(name):
+    with pytest.raises(InputError, match="depend on one another"):
+        stepped(HIDDEN[name], is_whole=False)
+
+
+def test_what_asks_in_training_alone_is_told_as_batch_norm_is():
+    model = Limited(Around("training"), is_whole=False)
+    mixing = autopipe.capture(model, (torch.randn(8, 4), torch.arange(8) % 3)).variation.mixing
+    assert not mixing.always
+    assert "others where they are 15" in mixing.training
+
+
+class Judge(nn.Module):
+    """A loss that is another of exactly so many rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.last = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 16)), Judged()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.last(self.layers(x), y)
+
+
+class Judged(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 3)
+
+    def forward(self, h: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(self.linear(h), y)
+        return loss * 2 if not h.isnan().any() and len(h) ** 2 == 225 else loss
+
+
+def test_a_loss_that_is_another_of_exactly_so_many_rows_is_of_the_whole_batch():
+    torch.manual_seed(0)
+    model, x, y = Judge().double(), torch.randn(30, 4, dtype=torch.float64), torch.arange(30) % 3
+    expected = model(x, y).item()
+    pipe = autopipe.split(model, 2, (x[:8], y[:8]), costs="estimated", n_microbatches=2)
+    assert pipe.runtime().step(x, y).loss.item() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", OPEN)
