@@ -26,6 +26,7 @@ from ..calls.members import OF_ALL, buffers_in, modules_in, parameters_in
 from ..inputs.contents import are_equal_tensors
 from .cells import content
 from .iterators import Spent
+from .mode_writes import BeforeWrites
 from .quick_check import Glance, Seen
 from .reach import Reached, reached, saved, state_of
 from .turns import in_turn
@@ -109,13 +110,26 @@ class Snapshot:
             self._put_back(training if is_known else self.training, seen)
         self.seeded()  # as it was found, whatever seeds comparisons have set since
         if self.model.training != training:
-            switch(self.model, training)
+            self._switch(training)
         if not self.scripted and training not in self.begun:
             self._note_begun(training)
 
+    def _switch(self, training: bool) -> None:
+        """Put the model in a mode; what its own code writes to for that is put back, whatever its size."""
+        if self.switches_plainly:
+            switch(self.model, training)
+            return
+        kept = (
+            (n, p) for n, p in parameters_in(self.model) if id(p) not in self.tensors and not _is_absent(p)
+        )
+        with BeforeWrites(kept, self._include):
+            switch(self.model, training)
+
     def _note_begun(self, training: bool) -> None:
-        self.begun[training] = self.glance.seen()
+        """Note where runs begin in a mode: put back as seen where its tensors are those found."""
         self.modes_begun[training] = {id(m): m.training for _, m, _ in self.modules}
+        if not self.glance.written():
+            self.begun[training] = self.glance.seen()
 
     @property
     def is_unchanged(self) -> bool:
@@ -179,11 +193,15 @@ class Snapshot:
 
     def include(self, names: Iterable[str]) -> None:
         """Put these parameters back too, which nothing has written to so far; later snapshots do likewise."""
-        note_written(self.model, names)
-        for parameter in map(self.model.get_parameter, names):
-            if id(parameter) not in self.tensors and not _is_absent(parameter):
-                self.tensors[id(parameter)] = parameter, parameter.detach().clone()
-                self.glance.include(*self.tensors[id(parameter)])
+        for name in names:
+            parameter = self.model.get_parameter(name)
+            self._include(name, parameter, parameter)
+
+    def _include(self, name: str, parameter: torch.Tensor, held: torch.Tensor) -> None:
+        note_written(self.model, [name])
+        if id(parameter) not in self.tensors and not _is_absent(parameter):
+            self.tensors[id(parameter)] = parameter, held.detach().clone()
+            self.glance.include(*self.tensors[id(parameter)])
 
     def tensors_held(self) -> Iterator[torch.Tensor]:
         """Every tensor in an attribute of a module or in a container there."""

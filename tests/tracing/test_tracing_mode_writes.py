@@ -1,0 +1,67 @@
+"""Layers whose change of mode writes to weights, as merging adapters does, are captured and left as found."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopipe.tracing import capture
+from autopipe.tracing.state.state import SMALL
+
+
+def in_place(weight: Tensor, change: Tensor) -> None:
+    weight.data += change
+
+
+def by_new_data(weight: Tensor, change: Tensor) -> None:
+    weight.data = weight.data + change
+
+
+def by_foreach(weight: Tensor, change: Tensor) -> None:
+    torch._foreach_add_([weight.data], [change])
+
+
+class Merging(nn.Linear):
+    """As loralib's: evaluates with the adapter in its weights, which training takes out again."""
+
+    def __init__(self, n: int, write: Callable[[Tensor, Tensor], None]) -> None:
+        super().__init__(n, n)
+        self.a, self.b = nn.Parameter(torch.randn(2, n) / 8), nn.Parameter(torch.randn(n, 2) / 8)
+        self.write, self.is_merged = write, False
+        self.weight.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        if self.is_merged is mode:
+            self.write(self.weight, (-1 if mode else 1) * (self.b @ self.a).detach())
+            self.is_merged = not mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.is_merged else super().forward(x) + x @ self.a.T @ self.b.T
+
+
+@pytest.mark.parametrize("found", [False, True])
+@pytest.mark.parametrize("n", [8, 300])
+@pytest.mark.parametrize("write", [in_place, by_new_data, by_foreach])
+def test_weights_that_a_change_of_mode_writes_to_are_those_of_each_mode(
+    write: Callable[[Tensor, Tensor], None], n: int, found: bool
+) -> None:
+    """Whether they are small enough to be put back without being looked at, or not."""
+    assert (n * n > SMALL) is (n > 8)
+    torch.manual_seed(0)
+    model = nn.Sequential(Merging(n, write), nn.ReLU(), Merging(n, write), nn.Linear(n, 2)).double()
+    model.train(True).train(found)
+    before = copy.deepcopy(model)
+    captured = capture(model, (torch.randn(2, n, dtype=torch.float64),))
+    for (name, kept), was in zip(model.named_parameters(), before.parameters(), strict=True):
+        assert torch.equal(kept, was), name
+    assert model[0].is_merged is before[0].is_merged is not found
+    x = torch.randn(3, n, dtype=torch.float64)
+    for training in (found, not found, found):
+        model.train(training)
+        torch.testing.assert_close(captured(x), before.train(training)(x), rtol=1e-12, atol=1e-12)
