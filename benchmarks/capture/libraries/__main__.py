@@ -61,6 +61,7 @@ from . import (  # noqa: F401
     tables,
     tutorials,
     vision,
+    voices,
     workshop,
 )
 from .catalogue import CASES, Case
