@@ -205,6 +205,42 @@ def compiled_function(self: Any, x: Tensor) -> Tensor:
     return self.run(compiled(x))
 
 
+@torch.compile(backend="eager", dynamic=False)
+def doubled_where_large(x: Tensor) -> Tensor:
+    return x * 2 if x.sum() > 0 else x
+
+
+@trap("safe")
+def compiled_function_that_branches_on_data(self: Any, x: Tensor) -> Tensor:
+    return self.run(doubled_where_large(x))
+
+
+@trap(held=lambda: torch.compile(lambda x: x.sin() * 2, backend="eager", dynamic=False))
+def compiled_function_that_is_held(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.held(self.layers[0](x)))
+
+
+@trap(later=lambda m: setattr(m, "gain", 3.0))
+class MethodThatIsCompiled(Net):
+    gain = 2.0
+
+    @torch.compile(backend="eager", dynamic=False)
+    def inner(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layers[0](x)) * self.gain if self.training else self.layers[1](x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.inner(x))
+
+
+@trap(later=lambda m: setattr(m, "gain", 3.0))
+class ForwardThatIsCompiled(Net):
+    gain = 2.0
+
+    @torch.compile(backend="eager", dynamic=False)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x) * self.gain
+
+
 @trap("safe", compiled=lambda: torch.compile(nn.Linear(WIDTH, WIDTH), backend="eager"))
 def compiled_layer(self: Any, x: Tensor) -> Tensor:
     return self.run(self.compiled(x))

@@ -6,6 +6,7 @@ it meets to ``session``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -71,7 +72,8 @@ class Attempt:
 
     ``exporting``: libraries are told that they are exported; ``numbers``: numbers in the data stay in the
     graph as long as only torch takes them; ``by_value``: numbers made of inputs may be read; ``coarse``:
-    functions that something holds stay whole too, and statements around those that leave what no graph can.
+    functions that something holds stay whole too, and statements around those that leave what no graph can;
+    ``eager``: what ``torch.compile`` has wrapped runs as it is written.
     ``functions`` stay whole, and those that read data at the lines ``kept``; ``met_number``: a number in the
     data was asked for. Forward hooks of the leaves ``hooked`` keep what others then use; the code
     around those ``moded`` sets their modes. Statements of the modules ``taken_apart`` may stay whole, as
@@ -86,6 +88,7 @@ class Attempt:
     numbers: bool = False
     by_value: bool = False
     coarse: bool = False
+    eager: bool = False
     tried: set[tuple[str, bool]] = dataclasses.field(default_factory=set)
     functions: dict[Function | Method | Statement, None] = dataclasses.field(default_factory=dict)
     kept: set[str] = dataclasses.field(default_factory=set)
@@ -270,6 +273,7 @@ class Runs:
         recorder.ledger.most = sys.maxsize if shift is None else shift.most
         try:
             with (
+                eager() if attempt.eager else contextlib.nullcontext(),
                 self.route.to(recorder, attempt.exporting),
                 opaque.replaced(attempt.functions, self.model, kept.function, kept.method, kept.statement),
                 leaf_setters.watched(

@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from ...errors import CaptureError, ModelError
+from ...torch_private import DYNAMO
 from ..calls.call import Call, Recording, Setting
 from ..calls.likeness import is_same, may_be_same, prune
 from ..calls.members import modules_in
@@ -180,12 +182,12 @@ class Session:
     ) -> dict[bool, list[Recording]]:
         """What is best where recording the model's own path meets obstacles: it, or a way around."""
         kept, why = self.attempt, self.obstacles[0] if self.obstacles else str(error)
-        for way in (*("numbers",) * kept.met_number, "exporting", "by_value", "coarse"):
+        eager = ("eager",) * (found is None and DYNAMO in sys.modules)
+        for way in (*eager, *("numbers",) * kept.met_number, "exporting", "by_value", "coarse"):
             if way in ("by_value", "coarse") and found is not None:
                 break  # numbers asked for each time are worse than a module kept whole
-            self.attempt = Attempt(
-                self.first_policy, way == "exporting", way == "numbers", way == "by_value", way == "coarse"
-            )
+            self.attempt = Attempt(self.first_policy)
+            setattr(self.attempt, way, True)
             try:
                 other = self.found()
             except (CaptureError, ModelError):
@@ -195,6 +197,11 @@ class Session:
                     self.notes.append(
                         f"recorded with torch.compiler.is_exporting() answering yes, since the model's own "
                         f"path cannot be: {why}"
+                    )
+                elif self.attempt.eager:
+                    self.notes.append(
+                        f"recorded as if torch.compile had wrapped nothing, since {why}; "
+                        "rt.wrap(torch.compile) compiles the stages"
                     )
                 return other
         self.attempt = kept
