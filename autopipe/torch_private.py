@@ -66,7 +66,9 @@ __all__ = [
     "fx_graph",
     "grad_mode",
     "is_called_plainly",
+    "is_in_transform",
     "is_operator",
+    "is_transformed",
     "plugin_options",
     "pop_function_mode",
     "push_function_mode",
@@ -347,6 +349,15 @@ GRAD, GRAD_AND_VALUE = (_TRANSFORMS, "grad_impl"), (_TRANSFORMS, "grad_and_value
 JVP, VJP = (_TRANSFORMS, "_jvp_with_argnums"), (_TRANSFORMS, "_vjp_with_argnums")
 LINEARIZE = (_TRANSFORMS, "linearize")
 """What the transforms of ``torch.func`` end in, as (module, name)."""
+_TRANSFORMED = importlib.import_module("torch._C._functorch")
+is_transformed: Callable[[Tensor], bool] = _TRANSFORMED.is_functorch_wrapped_tensor
+"""Whether a transform of ``torch.func`` has put this tensor around one, whose memory it does not show."""
+
+
+def is_in_transform() -> bool:
+    """Whether code runs that a transform of ``torch.func`` calls."""
+    return _TRANSFORMED.peek_interpreter_stack() is not None
+
 
 CONTROL: Any = importlib.import_module("torch._higher_order_ops")
 """Where branches and loops lie as functions: ``cond``, which ``torch`` has too, and the ``LOOPS``."""

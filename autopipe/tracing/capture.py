@@ -43,7 +43,7 @@ from .sizes.explore import confirm
 from .sizes.harmless import uneven_sizes
 from .sizes.smaller_examples import alike_rows, are_free, few_pixels, few_rows, few_tokens
 from .sizes.variation import Variation
-from .state.example_data import check_values, device_of, fresh
+from .state.example_data import check_untransformed, check_values, device_of, fresh
 from .state.garbage import seldom_searched
 from .state.global_hooks import unseen
 from .state.state import Snapshot, preserved, written_in
@@ -132,6 +132,7 @@ def _capture(asked: _Asked, at: Mapping[Dim, int] | None = None) -> Capture:
 
     ``at`` are sizes that an earlier capture was recorded at.
     """
+    check_untransformed(type(asked.model).__name__)
     refusal: CaptureError | None = None
     while True:
         try:

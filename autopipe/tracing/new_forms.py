@@ -20,7 +20,7 @@ from .inputs.arguments import Inputs
 from .inputs.caches import switched_off
 from .runs.session import Session
 from .sizes import dims as sizing
-from .state.example_data import all_on
+from .state.example_data import all_on, check_untransformed
 from .state.garbage import seldom_searched
 from .state.global_hooks import unseen
 from .state.state import Snapshot, preserved
@@ -77,6 +77,7 @@ class NewForms:
         Raises :class:`AutopipeError` where the model cannot be recorded so, or calls for what a plan for the
         other forms has no place for.
         """
+        check_untransformed(inputs.model)
         if why := why_no_more(self.made, self._device):
             raise CaptureError(f"{inputs.model} has no forms for other inputs than the example's: {why}")
         n_forms = max(len(forms) + len(self.made.for_sizes[f]) for f, forms in self.made.forms.items())

@@ -143,6 +143,33 @@ def test_model_is_left_as_it_was():
     assert_same_state(before, state_of(model))
 
 
+def test_what_would_be_recorded_inside_a_transform_is_refused():
+    class Unrolled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.scale = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            for step in range(x.shape[1]):
+                x = torch.tanh(self.layer(x)) + step
+            return x * self.scale
+
+    model, x = Unrolled(), torch.randn(3, 2, 4)
+    refused = pytest.raises(autopipe.InputError, match=r"inside a transform of torch.func")
+    with refused:
+        torch.func.grad(lambda v: capture(model, (x,))(x).sum() + v.sum())(x)
+    found = capture(model, (x,))
+    expected = torch.func.grad(lambda v: model(v).sum())(x)
+    assert torch.equal(torch.func.grad(lambda v: found(v).sum())(x), expected)
+    with refused:  # a length that is recorded as it is met
+        torch.func.grad(lambda v: found(v).sum())(torch.randn(3, 5, 4))
+    pipe = autopipe.split(model, 1, (x,), costs="estimated")
+    with refused:  # other weights, of which the model's own code takes one
+        torch.func.grad(lambda w: torch.func.functional_call(pipe, w, (x,)).sum())(
+            dict(pipe.named_parameters())
+        )
+
+
 def test_arguments_of_capture():
     with pytest.raises(autopipe.InputError, match=r"takes a torch.nn.Module"):
         capture(F.relu)

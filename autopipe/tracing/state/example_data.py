@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ...errors import InputError
+from ...torch_private import is_in_transform
 from ..calls.members import buffers_in, parameters_in
 from ..inputs.contents import are_told_alike
 from ..inputs.layout import copied, lying_as
@@ -22,6 +23,7 @@ from .fills import without_fills
 __all__ = [
     "all_on",
     "are_close",
+    "check_untransformed",
     "check_values",
     "close_to",
     "device_of",
@@ -92,6 +94,15 @@ def check_values(model: nn.Module, *given: Any) -> None:
                 f"{name} are fake (FakeTensorMode) and have no values to record a model on; make model "
                 "and arguments outside of that mode, or on torch.device('meta') to plan without weights"
             )
+
+
+def check_untransformed(model: str) -> None:
+    """Raise :class:`InputError` inside a transform of ``torch.func``, whose tensors hide what they hold."""
+    if is_in_transform():
+        raise InputError(
+            f"{model} cannot be recorded inside a transform of torch.func (grad, vmap, jvp and their like); "
+            "split it, and call it once with inputs of this kind and state, outside of that"
+        )
 
 
 @contextlib.contextmanager

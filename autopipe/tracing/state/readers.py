@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ...torch_private import UnseenByFunctions
+from ...torch_private import UnseenByFunctions, is_transformed
 from ..calls.members import OF_COMPILED
 from ..calls.perform import registered
 from ..inputs.held_numbers import place_inside
@@ -265,6 +265,8 @@ def is_same(now: Any, before: Any) -> bool:
     if now is before or hasattr(now, "to_local"):  # shards of the same weights
         return True
     if isinstance(now, torch.Tensor) and isinstance(before, torch.Tensor):
+        if is_transformed(now) or is_transformed(before):
+            return False
         return now.device != before.device or now.untyped_storage()._cdata == before.untyped_storage()._cdata
     return isinstance(now, _SIMPLE) and type(now) is type(before) and bool(now == before)
 
