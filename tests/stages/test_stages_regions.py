@@ -89,7 +89,8 @@ def runs_again(request: pytest.FixtureRequest) -> bool:
 def pipe_of(model: nn.Module, runs_again: bool) -> autopipe.Pipe:
     """Two stages, the ops of the first to run again in backward where it ``runs_again``."""
     args = (torch.randn(8, 4),)
-    pipe = autopipe.split(model, 2, args=args, costs="estimated", pin={"first": 0, "within": 0, "last": 1})
+    options = {"costs": "estimated", "pin": {"first": 0, "within": 0, "last": 1}, "recompute": "auto"}
+    pipe = autopipe.split(model, 2, args=args, **options)
     if not runs_again:
         return pipe
     first, *others = pipe.plan.stages
