@@ -113,7 +113,7 @@ class _Asked:
     """What is to be captured: a model called with arguments, which modules stay whole, whether sizes vary.
 
     ``known`` are the sizes that vary, where an earlier capture has found them; ``kin`` is what it is to be
-    beside.
+    beside. ``records`` takes the model apart as it was for an earlier capture, where that is to be found so.
     """
 
     model: nn.Module
@@ -123,6 +123,7 @@ class _Asked:
     dynamic: Any
     kin: _Kin | None = None
     known: Variation | None = None
+    records: NewForms | None = None
 
 
 @in_turn()
@@ -185,7 +186,8 @@ def _has_several_means(found: Capture) -> bool:
 def _again(found: Capture, policy: Policy, *, asks_anew: bool = False) -> Capture:
     kin = None if found.first is None else _kin_of(found.first, found)
     known, at = None if asks_anew else found.variation, found.at
-    return _capture(_Asked(found.model, *found.recorded_with, policy, found.dynamic, kin, known), at)
+    records = None if asks_anew or policy != found.policy else found.new_forms
+    return _capture(_Asked(found.model, *found.recorded_with, policy, found.dynamic, kin, known, records), at)
 
 
 def _kin_of(first: Capture, known: Capture | None = None) -> _Kin:
@@ -296,12 +298,15 @@ def _recorded(
 ) -> tuple[Session, CaptureForms]:
     """The forms of what is asked for, beside those of its kin, and what has recorded them."""
     kin, told = asked.kin, (asked.dynamic, asked.known, below)
-    if kin is None:
+    records = asked.records if kin is None else kin.records
+    if records is None:
         session = Session(
             asked.model, asked.args, asked.kwargs, asked.policy, snapshot, sizes_vary=bool(asked.dynamic)
         )
     else:
-        session = kin.records.session(asked.args, asked.kwargs, snapshot)
+        session = records.session(asked.args, asked.kwargs, snapshot)
+    if kin is None:
+        session.attempt.obstacles = []  # those of what it was taken apart by are met no more
     taken = () if kin is None else kin.records.names_of_calls
     own_args, own_kwargs = fresh((session.args, session.kwargs), session.device)
     inputs, tensors = Inputs.of(asked.model, own_args, own_kwargs, taken)

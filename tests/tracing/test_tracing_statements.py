@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import autopipe
 from autopipe.errors import AutopipeError, CaptureError
 from autopipe.tracing import capture
+from autopipe.tracing.runs.session import Session
 
 D = 4
 
@@ -295,3 +296,21 @@ def test_statements_of_layers_whose_inside_others_use_stay_whole() -> None:
     assert whole == {"layers.0", "layers.1"}
     for rows in (x, -x, draws(1, 6)[:, 0], draws(2, 3)[:, 0], x[:1].repeat(4, 1)):
         held_alike(model, captured, rows)
+
+
+def test_a_model_that_has_changed_is_taken_apart_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = Collecting().double(), draws(0, 6)[:, 0]
+    captured = capture(model, (x,))
+    tries = 0
+    in_both_modes = Session.in_both_modes
+
+    def counted(session: Session) -> Any:
+        nonlocal tries
+        tries += 1
+        return in_both_modes(session)
+
+    monkeypatch.setattr(Session, "in_both_modes", counted)
+    model.train()(x)  # leaves other balances
+    assert captured(-x) == model(-x)
+    assert tries == 1
