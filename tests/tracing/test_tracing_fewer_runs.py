@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from autopipe.tracing import capture
 from autopipe.tracing.runs import runs
+from autopipe.tracing.runs.repeats import Repeats
 
 
 class Whole(nn.Module):
@@ -144,3 +145,70 @@ def scripted(x: Tensor) -> Tensor:
 def test_a_limit_that_many_of_one_row_come_to_is_found_however_it_is_written(does: Any) -> None:
     given = torch.tensor([[0.1] * 4, [1.0] * 4])
     assert capture(Limited(does), (given,), closed=["layer"]).variation.mixing.always
+
+
+class Settling(nn.Module):
+    """Leaves something in an attribute that it reads, and says once what its labels are."""
+
+    def __init__(self, leaves: Callable[[nn.Module, Tensor], Any]) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+        self.head = nn.Linear(4, 2)
+        self.leaves, self.kind = leaves, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        if self.kind is None or not isinstance(self.kind, str):
+            self.kind = self.leaves(self, h)
+        return self.head(h)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "modes"),
+    [
+        (lambda model, h: "one of many", [True]),
+        (lambda model, h: h.detach(), [False, True]),
+        (lambda model, h: "one" if model.training else "many", [False, True]),
+    ],
+)
+def test_what_calls_leave_alike_in_both_modes_is_asked_about_in_one_of_them(
+    leaves: Any, modes: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    forgets = Repeats.forgets
+
+    def noting(repeats: Repeats, mode: bool, is_called: bool) -> bool:
+        asked.append(mode)
+        return forgets(repeats, mode, is_called)
+
+    monkeypatch.setattr(Repeats, "forgets", noting)
+    capture(Settling(leaves), (torch.randn(6, 4),), open=["body"], dynamic=False)
+    assert sorted(asked) == modes
+
+
+class Writing(nn.Module):
+    """Writes in training, to a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.mean = nn.Linear(4, 4), torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean += 0.1
+        return self.linear(x) + 0 * self.mean
+
+
+def test_what_one_mode_leaves_beside_is_asked_about_in_that_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    forgets = Repeats.forgets
+
+    def noting(repeats: Repeats, mode: bool, is_called: bool) -> bool:
+        asked.append(mode)
+        return forgets(repeats, mode, is_called)
+
+    monkeypatch.setattr(Repeats, "forgets", noting)
+    model = Settling(lambda model, h: "one of many")
+    model.body = nn.Sequential(nn.Linear(4, 4), Writing())
+    capture(model, (torch.randn(6, 4),), closed=["body"])
+    assert True in asked

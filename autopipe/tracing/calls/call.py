@@ -185,13 +185,14 @@ class Recording:
     ``left`` are the attributes in which glue leaves what it computes; ``filled`` those of open
     modules, by path and name, in which hooks of leaves put what the leaves gave, or that a call changes and
     no code reads; ``set_first`` those that the run sets before it reads them; ``goes_by_mode`` whether the
-    code may do otherwise in the other mode; ``carried`` the attributes, with the training flag of the
-    calls that leave them, which calls in the other mode go by; ``modes`` the training flag, the path and
-    the mode left there of each module that glue sets to a mode; ``replaced`` the buffers that glue puts
-    others in the place of, which the calls write to, and ``rebuilt`` those in whose place it puts others of
-    other sizes, as tables are, which stages leave as they are; ``moved`` the parameters that the calls write
-    to otherwise each time, as a moving average of others is; ``given`` the inputs it was made on, where
-    those are not the example; ``yet_to_evaluate`` says that it was made in training and is taken for that of
+    code may do otherwise in the other mode, ``reads_mode`` whether it has asked for the mode; ``carried`` the
+    attributes, with the training flag of the calls that leave them, which calls in the other mode go by;
+    ``modes`` the training flag, the path and the mode left there of each module that glue sets to a mode;
+    ``replaced`` the buffers that glue puts others in the place of, which the calls write to, and ``rebuilt``
+    those in whose place it puts others of other sizes, as tables are, which stages leave as they are;
+    ``moved`` the parameters that the calls write to otherwise each time, as a moving average of others is;
+    ``given`` the inputs it was made on, where those are not the example; ``yet_to_evaluate`` says
+    that it was made in training and is taken for that of
     evaluation too, which whoever judges it is to see. ``program`` is how it was last run again.
     """
 
@@ -212,6 +213,7 @@ class Recording:
     filled: frozenset[tuple[str, str]] = frozenset()
     set_first: frozenset[tuple[str, str]] = frozenset()
     goes_by_mode: bool = True
+    reads_mode: bool = True
     carried: frozenset[tuple[bool, str]] = frozenset()
     modes: frozenset[tuple[bool, str, bool]] = frozenset()
     replaced: frozenset[str] = frozenset()

@@ -214,6 +214,7 @@ class Recorder(TorchFunctionMode):
             swapped=frozenset(self.swapped),
             filled=frozenset(self.keeping.filled),
             goes_by_mode=self.reads.mode or any(c.writes for c in self.ledger.calls),
+            reads_mode=self.reads.mode,
             left=(*attributes_left(self.keeping.opened, self.ledger.is_computed), *sorted(self.reads.kept)),
             modes=frozenset((self.training, *each) for each in self.modes.left()),
             replaced=frozenset(self.buffers.names),

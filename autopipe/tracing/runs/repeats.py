@@ -11,7 +11,7 @@ import copy
 import functools
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -34,6 +34,17 @@ __all__ = ["Repeats"]
 
 _N_ASKED = 3
 """Calls after which it is looked at what they leave: one on other data, two with other weights."""
+
+
+class _Asked(NamedTuple):
+    """What a call has ``left`` of which it is known that no other goes by it, and in which mode it was made.
+
+    Its code ``sees_no_mode``, or may.
+    """
+
+    left: Seen
+    training: bool
+    sees_no_mode: bool
 
 
 class Repeats:
@@ -65,6 +76,7 @@ class Repeats:
         self._first: tuple[Seen | None, Sequence[Place]] = None, ()
         self._left: list[Sequence[Place]] = []
         self._left_plainly: Sequence[Place] | None = None
+        self._asked: _Asked | None = None
         self._counts = False
 
     def run(self, training: bool, change: Callable[[Any], Any] | None = None) -> Any:
@@ -73,13 +85,25 @@ class Repeats:
         assert run is not None
         return run(training, change)
 
+    def forget(self) -> None:
+        """Let go of what is known: the calls from now on are others."""
+        self._asked = None
+
     def check_state(
-        self, policy: Policy, recording: Recording, is_as_begun: bool, answer: Sequence[Any] | None = None
+        self,
+        policy: Policy,
+        recording: Recording,
+        is_as_begun: bool,
+        answer: Sequence[Any] | None = None,
+        *,
+        sees_no_mode: bool = False,
     ) -> bool:
         """Python state that an open module changes must not matter to the next call; whether it changes any.
 
         The call that was recorded has just been made, and ``is_as_begun`` where it has left all as it was;
-        ``answer`` is what it gave, if that stands for the model's own.
+        ``answer`` is what it gave, if that stands for the model's own. Where calls in either mode leave the
+        same objects, and open code ``sees_no_mode``, calls on other data and with other weights are made in
+        one of them alone.
         """
         training = recording.training
         if (training, "", not training) in recording.modes:
@@ -89,7 +113,6 @@ class Repeats:
         if is_as_begun or (self._inside and self.snapshot.seen_unchanged() is not None):
             return False
         self.check_made(policy)
-        self._left, self._left_plainly = [], None
         changes = self.snapshot.changes()
         glance = self.snapshot.glance
         self._first = glance.seen() if glance.is_kept_but_tensors() else None, changes
@@ -115,7 +138,10 @@ class Repeats:
             raise _replaces(others[0])
         recording.left = (*recording.left, *(n for n in replaced if n not in recording.left))
         is_alike, is_settled = self.is_repeated(training, answer)
-        if not is_alike or not self.forgets(training, is_settled):
+        is_known = is_alike and is_settled and self.is_asked(training, sees_no_mode=sees_no_mode)
+        if not is_known:
+            self._left, self._left_plainly, self._asked = [], None, None
+        if not is_alike or not (is_known or self.forgets(training, is_settled)):
             if replaced:
                 raise _replaces(replaced[0])
             self.hold_counts(policy, recording)
@@ -126,14 +152,28 @@ class Repeats:
             if attribute in ("_forward_hooks", "_forward_pre_hooks"):
                 remedy = "where the first call alone does, call it once before the capture"
             raise CloseModule(path, f"{why}; {remedy}")
-        if not self.forgets_weights(training):
+        if not (is_known or self.forgets_weights(training)):
             why = f"a forward keeps in {shown} what it makes of weights, whatever becomes of them"
             raise CloseModule(
                 path, f"{why}; where the first call alone does, call it once before the capture"
             )
         if not is_settled and self._counts:
             self.check_counts(policy, recording, is_met)
+        if (left := self._first[0]) is not None and not is_known:
+            self._asked = _Asked(left, training, sees_no_mode)
         return True
+
+    def is_asked(self, training: bool, *, sees_no_mode: bool) -> bool:
+        """Whether it is known of what the recorded call has left that no call goes by it.
+
+        Of the same objects in the same places, but for modes where code sees none of them.
+        """
+        known, left = self._asked, self._first[0]
+        if known is None or left is None:
+            return False
+        apart = self.snapshot.glance.keys_apart(known.left, left)
+        is_of_mode = known.training is training or (sees_no_mode and known.sees_no_mode)
+        return is_of_mode and apart <= {"training"}
 
     def counting_leaves(self, policy: Policy, training: bool) -> list[str]:
         """The leaves with numbers in attributes that a call leaves otherwise, and the next call goes by.

@@ -184,7 +184,10 @@ class Runs:
             is_natural = not outcomes and setting == AS_GIVEN
             answer = self.answers[training] if is_natural else None
             is_as_begun = self.is_as_begun()
-            is_changed = self.repeats.check_state(attempt.policy, recording, is_as_begun, answer)
+            sees_no_mode = self.sees_no_mode(attempt, recording)
+            is_changed = self.repeats.check_state(
+                attempt.policy, recording, is_as_begun, answer, sees_no_mode=sees_no_mode
+            )
             recording.goes_by_mode |= is_changed
             if is_natural and not is_as_begun:
                 self.open_counting(attempt, training)
@@ -201,7 +204,8 @@ class Runs:
 
     def take(self, shifted: Recording, attempt: Attempt) -> Recording:
         """A recording just made with shifted numbers that is as it would be without, looked at as others."""
-        is_changed = self.repeats.check_state(attempt.policy, shifted, self.is_as_begun())
+        is_as_begun, sees_no_mode = self.is_as_begun(), self.sees_no_mode(attempt, shifted)
+        is_changed = self.repeats.check_state(attempt.policy, shifted, is_as_begun, sees_no_mode=sees_no_mode)
         shifted.goes_by_mode |= is_changed
         return self.looked_at(shifted, attempt, is_changed)
 
@@ -317,9 +321,13 @@ class Runs:
 
     def may_be_for_both(self, attempt: Attempt, recording: Recording) -> bool:
         """Whether nothing in the model's own code can have gone by the mode in a recording."""
-        if recording.goes_by_mode or not attempt.is_plain or self.device.type == "meta":
-            return False
-        return not self.spells_mode(self.classes_of_open(attempt.policy))
+        is_told = not recording.goes_by_mode and self.device.type != "meta"
+        return is_told and self.sees_no_mode(attempt, recording)
+
+    def sees_no_mode(self, attempt: Attempt, recording: Recording) -> bool:
+        """Whether the model's own code, but for that in leaves, can know of no mode in a recording."""
+        is_told = attempt.is_plain and not recording.reads_mode
+        return is_told and not self.spells_mode(self.classes_of_open(attempt.policy))
 
     def evaluation(self) -> Evaluation:
         """What is shown a run of a recording in evaluation that others begin now."""

@@ -143,12 +143,14 @@ class Session:
         before, answers = (self.args, self.kwargs, self.refused), runs.answers
         self.args, self.kwargs = runs.args, runs.kwargs = args, kwargs
         runs.answers = {}
+        runs.repeats.forget()
         try:
             yield
         finally:
             self.args, self.kwargs, self.refused = before
             runs.args, runs.kwargs = before[:2]
             runs.answers = answers
+            runs.repeats.forget()
 
     def again(
         self,
