@@ -449,6 +449,7 @@ def test_a_plan_is_solved_again_under_all_that_was_asked_for():
         "overlap": False,
         "sender_pays": "receiver",
         "device_order": "given",
+        "loss_on": "batch",
         "optimizer_bytes_per_parameter_byte": 3.0,
     }
     defaults = {f.name: f.default for f in dataclasses.fields(Options)}
