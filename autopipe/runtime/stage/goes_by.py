@@ -29,8 +29,21 @@ _MOST_ELEMENTS = 64
 """Of larger tensors, as queues and centres, the values are not looked at."""
 _OWN = "autopipe."
 _NUMBERS = (int, float)
-_WORDS = (bool, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
+_WORDS = (bool, str, bytes, type(None), torch.dtype, torch.device)
 Read = Callable[[], Any]
+
+
+class _Itself:
+    """What is equal to nothing else; it is kept, so that nothing else can come to its place in memory."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 class _Length(int):
@@ -58,7 +71,7 @@ class GoesBy:
         out: list[Any] = []
         numbers: dict[type, list[Any]] = {kind: [] for kind in self._known}
         for read in self._reads:
-            value: Any = _plain(read())
+            value = _told(read)
             if type(value) in numbers:
                 if value == value:
                     numbers[type(value)].append(value)
@@ -73,6 +86,16 @@ class GoesBy:
         return tuple(out)
 
 
+def _told(read: Read) -> Any:
+    """What a place tells; of what cannot be read or compared, as sparse tensors, which error that ends in."""
+    try:
+        value = _plain(read())
+        hash(value)
+    except Exception as error:  # whatever a user's own kinds of dicts and values do
+        return type(error)
+    return value
+
+
 def _plain(value: Any) -> Any:
     """What a value is told apart from others by: of plain ones they, of code which it is, else its kind."""
     if isinstance(value, torch.Tensor):
@@ -82,11 +105,13 @@ def _plain(value: Any) -> Any:
         return _of_tensor(value) if is_told else torch.Tensor
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, enum.Enum):
+        return _Itself(value)
     if type(value) in (*_NUMBERS, _Length) or isinstance(value, _WORDS):
         return value
     if isinstance(value, tuple):
         return (tuple, *map(_plain, value)) if len(value) <= _MOST_LISTED else tuple
-    return (callable, id(value)) if callable(value) else type(value)
+    return _Itself(value) if callable(value) else type(value)
 
 
 def _of_tensor(value: torch.Tensor) -> Any:

@@ -1,5 +1,7 @@
 """A ``loss_fn`` that goes another way later, as its user sets something between steps, is asked at once."""
 
+import dataclasses
+import enum
 import functools
 
 import pytest
@@ -84,6 +86,40 @@ class ByItem(ByEpoch):
     def set(self, step):
         self.settings["phase"] = "second" if step >= LATER else "first"
         self.settings["unused"] = step
+
+
+@dataclasses.dataclass
+class Weighed:
+    of_pairs: float
+
+
+class Phase(Weighed, enum.Enum):
+    """Whose members have no hash, as they are of a class of data."""
+
+    FIRST = 0.0
+    SECOND = 1.0
+
+
+class ByPhase(ByEpoch):
+    def __init__(self):
+        self.phase = Phase.FIRST
+
+    def __call__(self, output, target):
+        return F.mse_loss(output, target) + self.phase.of_pairs * info_nce(output, target)
+
+    def set(self, step):
+        self.phase = Phase.SECOND if step >= LATER else Phase.FIRST
+
+
+class BySparse(ByFlag):
+    """Has a tensor whose values cannot be read in the usual ways."""
+
+    def __init__(self):
+        self.near = torch.eye(3).to_sparse()
+
+    def __call__(self, output, target):
+        assert self.near.is_sparse
+        return super().__call__(output, target)
 
 
 class ByLength(ByEpoch):
@@ -212,6 +248,8 @@ def steps(make):
         ByFunction,
         ByFlag,
         ByItem,
+        ByPhase,
+        BySparse,
         ByLength,
         BySwap,
         ByClass,
@@ -223,6 +261,20 @@ def steps(make):
 )
 def test_what_a_user_sets_between_steps(make):
     steps(make)
+
+
+class ByNewFunctions(ByFunction):
+    """Has one made anew in each step, which may lie where an earlier one lay."""
+
+    def set(self, step):
+        self.made = lambda output, target: (info_nce if step >= LATER else F.mse_loss)(output, target)
+
+
+@pytest.mark.parametrize("later", [9, 11, 13])
+def test_functions_made_anew_in_each_step_are_told_apart(later, monkeypatch):
+    monkeypatch.setitem(globals(), "LATER", later)
+    monkeypatch.setitem(globals(), "STEPS", later + 1)
+    steps(ByNewFunctions)
 
 
 def test_torchs_own_whose_reduction_is_set_later_is_refused():
