@@ -212,11 +212,13 @@ class Loss:
             after.put_back()
             if failure is not None:
                 raise failure from error
-            is_refused = isinstance(error, InputError) and error is self.call.failure
-            if is_refused or isinstance(error, NotThereError):
+            is_its_own = error is self.call.failure
+            if isinstance(error, NotThereError) or (isinstance(error, InputError) and is_its_own):
                 raise
-            if isinstance(error, InputError):
-                self._warn(str(error))
+            if not is_its_own:  # as where it checkpoints by re-entering, of which no gradient is taken alone
+                self._warn(
+                    str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+                )
             _logger.debug("loss_fn does not take several microbatches together", exc_info=True)
             return None
         if verdict.why and verdict.is_told:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from processes import run_ranks
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from whole_losses import (
     LOSSES,
     WIDTH,
@@ -423,6 +424,19 @@ def test_items_of_an_iterator_are_refused_there(monkeypatch):
         InputError, match="takes items from an iterator, one call's each: pass loss_on='batch'"
     ):
         pipe.runtime(loss_fn).step(numbers(10, 5), target=labels(10))
+
+
+def test_one_that_cannot_be_asked_is_told(caplog):
+    pipe, _ = split()
+
+    def loss_fn(output, target):  # of which autograd takes no gradient by the output alone
+        return checkpoint(info_nce, output, target, use_reentrant=True)
+
+    runtime = pipe.runtime(loss_fn)
+    for _ in range(3):
+        runtime.step(numbers(10, 5), target=numbers(10, WIDTH))
+    (record,) = caplog.records
+    assert "cannot be told, and it is called on each: RuntimeError: " in record.getMessage()
 
 
 def order_after(runtime, x, target):
