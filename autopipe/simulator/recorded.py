@@ -34,6 +34,11 @@ class Ran(msgspec.Struct, frozen=True):
     sent: list[tuple[Message, float, float]]
     awaited: list[tuple[Message, float, float]]
 
+    @property
+    def order(self) -> list[Action]:
+        """What was done, one after another."""
+        return [action for action, _, _ in self.actions]
+
     @classmethod
     def of(cls, origin_s: float, length_s: float, marks: Sequence[tuple[Any, float, float]]) -> Ran:
         """Of what a clock marked."""
@@ -70,7 +75,8 @@ def make_report(plan: Plan, ranks: Sequence[Recorded]) -> Report:
         for s, times in zip(plan.stages, stage_times(plan), strict=True)
     )
     n_steps = len(ranks[0].steps)
-    lengths = [max(record.steps[i].length_s for record in ranks) for i in range(n_steps)]
+    alike = [i for i in range(n_steps) if all(r.steps[i].order == r.steps[-1].order for r in ranks)]
+    lengths = [max(record.steps[i].length_s for record in ranks) for i in alike]
     events: list[tuple[int, Action, float, float]] = []
     sent: dict[Message, tuple[float, float]] = {}
     awaited: dict[Message, tuple[float, float]] = {}

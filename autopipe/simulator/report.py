@@ -49,9 +49,10 @@ class Report(Shown):
     Attributes
     ----------
     stages: see :class:`StageReport`.
-    predicted_step_s, measured_step_s: of a step without the optimizer's; measured is the median of
-        ``n_steps`` recent ones, on the rank that took longest from when the rank before it had begun too.
-        Predicted is the schedule that the last step ran by, be it the plan's or another.
+    n_steps: how many recent steps ``stages`` were measured in.
+    predicted_step_s, measured_step_s: of a step without the optimizer's, by the schedule that the last one
+        ran by, be it the plan's or another; measured is the median of those of the recent ones that ran so,
+        on the rank that took longest from when the rank before it had begun too.
     in_turn: whether one process ran all ranks, one action after another; the prediction is then of that.
     events: every action of the last step, on rank 0's clock.
     plan: what was predicted.
@@ -133,7 +134,8 @@ class Report(Shown):
         if self.is_as_planned:
             return ""
         ran, plan = self.ran, self.plan
-        how = ", every forward ahead of the first backward" if ran.waits_for_all else ""
+        waits = ran.waits_for_all and ran.n_microbatches > 1
+        how = ", every forward ahead of the first backward" if waits else ""
         return (
             f"predicted is what ran: {n_of(ran.n_microbatches, 'microbatch', 'microbatches')}{how}; the plan "
             f"is for {plan.schedule} with {plan.n_microbatches}"

@@ -54,17 +54,19 @@ class Watched(Shown):
     step: how many steps were made.
     age_s: seconds since the rank that is longest silent wrote, by this host's clock.
     loss: of the newest step, where it is known.
+    longest_s: how long the longest of these steps took.
     """
 
     report: Report
     step: int
     age_s: float
     loss: float | None
+    longest_s: float
 
     @property
     def is_silent(self) -> bool:
         """Whether for many steps' time nothing was written: the job has ended, or stands still."""
-        return self.age_s > max(10.0, 5 * self.report.measured_step_s)
+        return self.age_s > max(10.0, 5 * self.longest_s)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -121,7 +123,8 @@ def watched(folder: str | pathlib.Path) -> Watched | None:
             f"what ranks wrote to {place}", "recorded.steps", f"have no whole step: {error}"
         ) from error
     age_s = time.time() - min(one.at_s for one in told)
-    return Watched(report, min(one.step for one in told), max(0.0, age_s), newest.loss)
+    longest_s = max(ran.length_s for record in common for ran in record.steps)
+    return Watched(report, min(one.step for one in told), max(0.0, age_s), newest.loss, longest_s)
 
 
 def _read(path: pathlib.Path) -> Watchable:

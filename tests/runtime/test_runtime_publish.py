@@ -102,6 +102,24 @@ def test_what_is_no_job_s_is_refused(tmp_path, change):
         watched(tmp_path)
 
 
+def test_a_job_is_silent_by_the_longest_of_its_steps(tmp_path):
+    rt = runtime()
+    rt.publish(tmp_path, every_s=1e-9)
+    train(rt, 2)
+    rt.step(torch.randn(1, 8), target=torch.randn(1, 8))  # the last batch of an epoch
+    path = tmp_path / "rank-0.json"
+    told = json.loads(path.read_text())
+    told["recorded"]["steps"][0]["length_s"] = 60.0
+    told["at_s"] -= 100.0
+    path.write_text(json.dumps(told))
+    seen = watched(tmp_path)
+    assert seen.report.measured_step_s < 60
+    assert not seen.is_silent
+    told["at_s"] -= 300.0
+    path.write_text(json.dumps(told))
+    assert watched(tmp_path).is_silent
+
+
 @pytest.mark.parametrize("change", [{"rank": 1}, {"n_ranks": 9}, {"plan": "another"}])
 def test_ranks_that_are_missing_are_waited_for(tmp_path, change):
     rt = runtime()

@@ -25,6 +25,21 @@ def test_a_report_is_of_the_schedule_that_ran():
     assert "predicted is" not in str(plain.report())
 
 
+def test_a_last_step_of_fewer_microbatches_is_held_against_its_like():
+    pipe, _ = split()
+    x, target = numbers(10, 5), numbers(10, WIDTH)
+    runtime = pipe.runtime(F.mse_loss, loss_on="microbatches")
+    for _ in range(3):
+        runtime.step(x, target=target)
+    runtime.step(x[:1], target=target[:1])
+    report = runtime.report()
+    records = [length_s for _, length_s, _ in runtime.engine.records]
+    assert report.measured_step_s == records[-1]
+    one = sum(times.forward_s + times.backward_s for times in pipe.plan.stages)
+    assert report.predicted_step_s == pytest.approx(one)
+    assert "predicted is what ran: 1 microbatch; the plan is for 1f1b with 4" in str(report)
+
+
 def test_a_plan_may_be_for_such_a_loss():
     pipe, twin = split(loss_on="batch")
     usual, _ = split(schedule="gpipe")
