@@ -14,7 +14,7 @@ __all__ = ["by_group"]
 
 Groups = Sequence[Sequence[str]]
 """The names of the parameters in each group of an optimizer."""
-_OF_TIMES = ("milestones", "_milestones")
+_OF_TIMES = ("milestones", "_milestones", "_schedule_phases")
 """Lists of torch's schedulers that go by steps, however many groups there are."""
 _OF_PARTS = ("_schedulers",)
 """Lists of states of what an object is made of."""
@@ -64,4 +64,13 @@ def _joined(
     )
     if not is_of_groups:
         return first
+    if all(_are_equal(tree, now) for tree in trees):  # the same of whichever groups, as a pair of betas
+        return first
     return type(first)(now[i] if at is None else trees[at[0]][at[1]] for i, at in enumerate(places))
+
+
+def _are_equal(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except (RuntimeError, ValueError):  # of tensors and arrays
+        return False
