@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,7 @@ HANDED_ON: dict[str, Callable[[Tensor], Any]] = {
     "more than one": lambda h: h * 2 if h.shape[0] > 1 and isinstance(h.shape[0], int) else h,
     "elements": lambda h: h.view(h.shape.numel()).view(-1, 4),
     "columns": lambda h: h.chunk(2, dim=-1)[0] * (2 if h.shape[1] ** 2 == 16 else 1),
+    "all": lambda h: h if (h > 0).all(0).any() else h * 2,
     "data": lambda h: h if h.isnan().any() else h.cumsum(-1),
     "layer": lambda h: nn.MultiheadAttention(4, 2)(h[:, None], h[:, None], h[:, None])[0],
 }
@@ -52,7 +55,26 @@ ASKED: dict[str, Callable[[Tensor], Any]] = {
     "caught": lambda h: _caught(h),
     "place": lambda h: h[9],
     "last place": lambda h: bool(torch.arange(h.shape[0])[-1] == 9),
+    "member": lambda h: h.shape[0] == Limits.ROWS,
+    "NumPy's": lambda h: h.shape[0] == np.int64(15),
+    "same size": lambda h: h.is_same_size(torch.zeros(15, 4)),
+    "one more": lambda h: torch.cat([h.argmax(-1), torch.zeros(1)]).long(),
+    "one more of a mask": lambda h: F.pad(h[:, 0] > 0, (1, 0)),
+    "made of one more": lambda h: torch.zeros(h.shape[0] + 1),
+    "one fewer": lambda h: h.argmax(-1)[1:],
+    "a few": lambda h: h[5:],
+    "counted in columns": lambda h: (h > 0).sum(0),
+    "operator": lambda h: doubled(h),
 }
+
+
+class Limits(enum.IntEnum):
+    ROWS = 15
+
+
+@torch.library.custom_op("autopipe_tests::doubled", mutates_args=())
+def doubled(h: Tensor) -> Tensor:
+    return h * 2 if h.shape[0] == 15 else h.clone()
 
 
 def _caught(h: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -41,7 +42,10 @@ _CODE = (
 """What is code, or may be around code that is followed."""
 _SETTING = frozenset({"__dict__", "__setattr__", "delattr", "eval", "exec", "setattr", "vars"})
 """What sets attributes of any name."""
-_PLAIN = frozenset({bool, float, int, str, type(None)})
+_PLAIN: tuple[Any, ...] = (float, int, range, str, type(None))
+_THREADS = frozenset({"Thread", "ThreadPool", "ThreadPoolExecutor"})
+_MOST_HELD, _DEEP = 1 << 10, 4
+"""Longer tables are told apart by their kind and size alone, and what lies deeper by its kind."""
 
 
 class OwnCode:
@@ -125,10 +129,16 @@ class OwnCode:
         each = self._numbers(call.op == "call_module", call.target)
         return frozenset[int]().union(*(n for f, n, _ in each if may_run is None or may_run(f)))
 
-    def plain(self, call: Call) -> frozenset[str]:
-        """The plain values that those name, in words, but for a layer's own number."""
+    def told(self, call: Call) -> tuple[str, ...]:
+        """The values that those name, in order and in words, but for a layer's own number and weights."""
         each = self._numbers(call.op == "call_module", call.target)
-        return frozenset[str]().union(*(values for *_, values in each))
+        return tuple(itertools.chain(*(words for *_, words in each)))
+
+    def may_ask_unseen(self, call: Call, may_run: Callable[[types.FunctionType], bool]) -> bool:
+        """Whether those which ``may_run`` may ask for a number unseen: in a thread, or by its class."""
+        codes = (f.__code__ for f, _ in self.functions(call) if may_run(f))
+        asked = [*map(_globals_in, codes)]
+        return any(names >= {"int", "type"} or not _THREADS.isdisjoint(names) for names in asked)
 
     def _functions_of(self, is_module: bool, target: Any) -> list[tuple[types.FunctionType, Any]]:
         held = self._within(is_module, target)
@@ -165,17 +175,19 @@ class OwnCode:
 
     def _numbered(
         self, is_module: bool, target: Any
-    ) -> list[tuple[types.FunctionType, frozenset[int], frozenset[str]]]:
+    ) -> list[tuple[types.FunctionType, frozenset[int], tuple[str, ...]]]:
         held = self._within(is_module, target)
         bound = {id(m.__func__): m.__self__ for m, _ in held if isinstance(m, types.MethodType)}
         functions = ((f, bound.get(id(f), owner)) for f, owner in held if isinstance(f, types.FunctionType))
         own = own_numbers(target) if is_module else frozenset()
+        given = {
+            id(p.func): (*p.args, *p.keywords.values()) for p, _ in held if isinstance(p, functools.partial)
+        }
         found = []
         for f, owner in functions:
-            named = [*_values_named(f, owner, own)]
+            named = [*_values_named(f, owner, own), *given.get(id(f), ())]
             numbers = itertools.chain(*map(told_numbers, (*_constants_in(f.__code__), *named)))
-            plain = frozenset(repr(value) for value in named if type(value) in _PLAIN)
-            found.append((f, frozenset(n for n in numbers if n > 1), plain))
+            found.append((f, frozenset(n for n in numbers if n > 1), tuple(map(_in_words, named))))
         return found
 
     def _looked_for(self, is_module: bool, target: Any) -> list[tuple[Any, Any]]:
@@ -246,7 +258,8 @@ def _values_named(function: types.FunctionType, owner: Any, own: frozenset[int])
     named += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     named += [c.cell_contents for c in function.__closure__ or () if is_filled(c)]
     for value in named:
-        is_object = isinstance(value, type) or (hasattr(value, "__dict__") and not callable(value))
+        holds = hasattr(value, "__dict__") and not (callable(value) or isinstance(value, torch.Tensor))
+        is_object = isinstance(value, type) or holds
         yield from (held for _, held in _attributes(value, names)) if is_object else (value,)
 
 
@@ -254,8 +267,38 @@ def _attributes(owner: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """What an object and its classes hold under some names, of which none of its code is asked."""
     own = getattr(owner, "__dict__", {})
     bases = (owner if isinstance(owner, type) else type(owner)).__mro__[:-1]  # all but object
-    for held in (own, own.get("_buffers") or {}, *map(vars, bases)):
+    registered = (own.get(kind) or {} for kind in ("_buffers", "_parameters"))
+    for held in (own, *registered, *map(vars, bases)):
         yield from ((name, held[name]) for name in names if name in held)
+
+
+def _in_words(value: Any, depth: int = 0) -> str:
+    """What a plain value, a list, a dict or a small table holds; of all else, weights among it, its kind."""
+    kind = type(value).__name__
+    if isinstance(value, np.generic):
+        value = value.item()
+    if (plain := next((p for p in _PLAIN if isinstance(value, p)), None)) is not None:
+        return kind + plain.__repr__(value)
+    if isinstance(value, (dict, frozenset, list, set, tuple)) and len(value) <= _MOST_HELD:
+        items = value.items() if isinstance(value, dict) else value
+        return f"{kind}({', '.join(_in_words(each, depth + 1) for each in items)})" if depth < _DEEP else kind
+    if (
+        type(value) is torch.Tensor
+        and value.layout is torch.strided
+        and not (value.is_meta or value.is_quantized)
+    ):
+        return f"{kind}{value.dtype}{value.tolist() if value.numel() <= _MOST_HELD else value.shape}"
+    if isinstance(value, np.ndarray):
+        return f"{kind}{value.dtype}{value.tolist() if value.size <= _MOST_HELD else value.shape}"
+    return kind
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _globals_in(code: types.CodeType) -> frozenset[str]:
+    """The names of globals that code asks for, that within it as well."""
+    inner = (_globals_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    asked = (str(step.argval) for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL")
+    return frozenset(asked).union(*inner)
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -200,7 +200,7 @@ class RowsMet:
             counts.asks = True
         if counts.asks:
             self._begin()  # the call may have kept a count
-        counts.asks |= may_be_own(self._code, call)
+        counts.asks |= may_be_own(self._code, call) or self._code.may_ask_unseen(call, self._ran.may_run)
         return counts
 
     def _twos(self, call: Call, value: Any) -> dict[str, _Made]:
@@ -349,7 +349,7 @@ class RowsMet:
         given = [t for c in call.inputs for t in tensors(self._few[id(c)])]
         kind = (
             frozenset(f.__code__ for f, _ in self._code.functions(call)),
-            self._code.plain(call),
+            self._code.told(call),
             self._code.model.training,
             str(map_calls((call.args, call.kwargs), lambda c: None)),
             asked,

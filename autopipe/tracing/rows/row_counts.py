@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...torch_private import HiddenMode
+from ...torch_private import HiddenMode, is_operator
 from ..calls.functions import classify, tensors
-from .tables import PICKS
 from .thresholds import CUTS, places_beyond
 
 __all__ = ["RowCounts"]
@@ -28,11 +27,13 @@ _GIVING = frozenset({
 """Functions that are given sizes, of what they make."""
 _COUNTING = frozenset({"cumprod", "cumsum", "logcumsumexp"})
 """Functions that tell rows how many are ahead of them, where they go along these."""
-_SORTING = PICKS | {"bincount", "histc"}
-"""Functions of whose result the sizes are no matter of rows."""
+_HISTOGRAMS = frozenset({"bincount", "histc"})
+"""Functions that count rows by kind; of places as well, it shows on many rows what is made of these."""
+_OF_ANY_NUMBER = frozenset({"all", "any"})
+"""Functions over rows that do the same for any number of them."""
+_TORCHS = frozenset({"aten", "prim", "prims", "quantized", "torchvision"})
+"""Whose operators ask for no number of rows."""
 _PLAIN = frozenset({Tensor, nn.Parameter})
-
-
 _TEXTS = frozenset({"__format__", "__hash__", "__repr__", "__str__"})
 
 
@@ -65,7 +66,7 @@ class RowCounts(HiddenMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind, name = _classified(func)
         kwargs = kwargs or {}
-        if _holds_count((args, kwargs)):
+        if is_told := _holds_count((args, kwargs)):
             filled = (args[-1:], kwargs.get("fill_value")) if name.endswith("full") else ()
             if (name not in _GIVING and name != "arange") or _holds_count(filled):
                 self.ask()
@@ -77,10 +78,13 @@ class RowCounts(HiddenMode):
             self.asks = True  # code may go by that
             raise
         self.asks |= self.places and kind == "read"
+        self.asks |= is_told and isinstance(result, Tensor) and not self._has_rows(result)
         self.asks |= name == "__getitem__" and self._is_of_place(*args)
         self.reads |= kind in ("read", "data shaped")
-        # functions that are given to others, and those of tensors of other classes, are not looked into
+        # functions that are given to others, those of tensors of other classes and operators that are not
+        # torch's are not looked into
         is_within = not _PLAIN.issuperset(types) or any(map(callable, (*args, *kwargs.values())))
+        is_within |= is_operator(func) and func.namespace not in _TORCHS
         self.asks |= is_within
         self.places |= name in _COUNTING and self._is_along_rows(*args, **kwargs)
         beyond = places_beyond(name, args, kwargs) if name in CUTS else ()
@@ -89,12 +93,14 @@ class RowCounts(HiddenMode):
 
     def _told(self, kind: str, name: str, given: Any, result: Any) -> Any:
         if isinstance(result, (bool, type(None), torch.dtype, torch.device, torch.layout)):
+            shapes = {t.shape for t in tensors(given)} if isinstance(result, bool) else ()
+            self.asks |= len(shapes) > 1 and any(self._is_of_rows(n) for shape in shapes for n in shape)
             return result
         if isinstance(result, Tensor):
-            is_whole = not (result.is_floating_point() or result.is_complex())
-            may_count = not (self._has_rows(result) or name in _SORTING or (is_whole and result.numel() > 1))
-            if may_count and kind == "op" and result.dtype is not torch.bool:
-                self.asks |= any(map(self._has_rows, tensors(given)))
+            if kind in ("op", "data shaped") and name not in _OF_ANY_NUMBER and not self._has_rows(result):
+                is_of_rows = any(map(self._has_rows, tensors(given)))
+                self.places |= is_of_rows and name in _HISTOGRAMS
+                self.asks |= is_of_rows and name not in _HISTOGRAMS
             return result
         if name == "__len__" and not self._is_of_rows(result):
             return result
@@ -182,9 +188,9 @@ def _comparing(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool
     """What compares counts, where the answer is one for any two rows or more."""
 
     def compared(count: Any, other: Any) -> bool:
-        if type(other) not in (int, bool, float, _Count):
+        if other is None or type(other) is str:
             return NotImplemented
-        off = count - other if type(other) is not float else count.counts.ask()
+        off = count - other if type(other) in (int, bool, _Count) else count.counts.ask()
         if type(off) is int:
             return compare(off, 0)
         ends = 2 * off.times + off.more

@@ -7,6 +7,8 @@ import functools
 import math
 import operator
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -271,6 +273,26 @@ def test_so_are_other_gradients_of_exactly_so_many_rows(name):
         stepped(EXACT_GRADIENTS[name], is_whole=True)
 
 
+OWN = torch.tensor(40)
+
+
+class OfWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = nn.Parameter(torch.tensor(40.0))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h * 2 if len(h) == int(self.most) else h
+
+
+@pytest.mark.parametrize(
+    "act", [lambda h: h * 2 if len(h) == OWN else h, OfWeight()], ids=["tensor", "weight"]
+)
+def test_so_is_a_larger_number_in_a_tensor(act):
+    with pytest.raises(InputError, match="others where they are 40"):
+        stepped(act, is_whole=True, n_rows=80)
+
+
 def of_a_square(h: Tensor) -> Tensor:
     return h * 2 if len(h) ** 2 == 225 else h
 
@@ -301,7 +323,52 @@ class InGroups(nn.Module):
         return self.act(h.repeat_interleave(2, 0)).unflatten(0, (-1, 2)).mean(1)
 
 
+class Held(nn.Module):
+    """A layer that goes by what it holds, which its class does not tell."""
+
+    def __init__(self, asks: Any, *held: Any) -> None:
+        super().__init__()
+        self.linear, self.asks = nn.Linear(4, 4), asks
+        self.first, self.last = held if len(held) == 2 else (held[0], None)
+
+    def forward(self, h: Tensor) -> Tensor:
+        h = self.linear(h)
+        return h * 2 if not h.isnan().any() and self.asks(len(h), self.first, self.last) else h
+
+
+def by_flags(n: int, is_first: bool, is_last: bool) -> bool:
+    return is_last and n**2 == 225
+
+
+def by_table(n: int, table: Any, last: None) -> bool:
+    return bool(table[n] == 2)
+
+
+def by_limit(n: int, first: Any, last: Any, limit: int) -> bool:
+    return n**2 == limit**2
+
+
+ONES = [1.0] * 64
+IN_PLACES = {
+    "list": [by_table, ONES, HELD],
+    "array": [by_table, np.array(ONES), ARRAY],
+    "tensor": [by_table, torch.tensor(ONES), torch.tensor(HELD)],
+}
+
+
 HIDDEN = {
+    "flags": nn.Sequential(*(Held(by_flags, i < 2, i == 2) for i in range(3))),
+    "argument of a partial": nn.Sequential(
+        *(Held(functools.partial(by_limit, limit=limit), None) for limit in (0, 0, 15))
+    ),
+    **{
+        name: nn.Sequential(*(Held(asks, held) for held in (other, other, table)))
+        for name, (asks, other, table) in IN_PLACES.items()
+    },
+    "thread": Kept(lambda h: ThreadPoolExecutor(1).submit(of_a_square, h).result()),
+    "class of a number": Kept(
+        lambda h: h * 2 if type(h.shape[0]) is int and len(h.shape) + h.shape[0] == 17 else h
+    ),
     "count": Around("count"),
     "one of alike layers": nn.Sequential(*(Around("", is_asking=i == 2) for i in range(3))),
     "groups": InGroups(),
