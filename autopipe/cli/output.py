@@ -227,7 +227,7 @@ def _in_options(text: str) -> str:
 
     for option, name in ARGUMENTS.items():
         text = re.sub(rf"\b{name}=['\"]?([\w-]+)['\"]?", rf"--{option} \1", text)
-        text = re.sub(rf"\b{name}\b(?!=)", f"--{option}", text)
+        text = re.sub(rf"(?<![\w./]){name}(?![\w=/]|\.\w)", f"--{option}", text)  # no part of a path
     runs = sys.modules.get("autopipe.runtime.options")  # what was not loaded has raised nothing
     options = {field.name for group in (Making, Planning) for field in dataclasses.fields(group)}
     known = {field.name for field in dataclasses.fields(runs.Options)} - options if runs else set()

@@ -617,6 +617,12 @@ def test_what_arguments_of_python_are_on_the_command_line_is_said(tmp_path):
     assert found == "it fits with --stages 5, --memory 20GB or schedule='zbv', and batch=4"
 
 
+def test_names_of_files_and_of_what_is_in_them_stay():
+    text = "a/n_stages.py has no model; the plan, settings.memory_limit: cannot be; n_ranks/b is no file"
+    assert _in_options(text) == text
+    assert _in_options("n_ranks is 3 and n_stages.") == "--ranks is 3 and --stages."
+
+
 def test_what_nobody_foresaw_is_said_shortly_too(tmp_path, monkeypatch):
     monkeypatch.setattr(autopipe.Plan, "from_json", lambda source: 1 / 0)
     done = invoke("diff", "a.json", "b.json")
