@@ -234,14 +234,20 @@ class RowsMet:
                 if self._is_same(call, twos[two], again, 2):  # else it draws by itself
                     self._note(call, n, n)
 
+        if has_gradients:
+            self._try(call, functools.partial(ask, n=1))
+            more = [self._of_rows(call, "ab" * k, has_gradients)[1] for k in (2, 3)]
+            if all(
+                g is not None and not self._is_same(call, (None, twos["ab"][1]), (None, g), 2) for g in more
+            ):
+                # a backward that goes by any number is left to ``backwards``
+                twos, has_gradients = {rows: (made, None) for rows, (made, _) in twos.items()}, False
         asked = {0, 1, 2}
         while new := self._numbers(call) - asked:
             with self._ran:
                 for n in sorted(new):
                     self._try(call, functools.partial(ask, n=n))
             asked |= new
-        if has_gradients:
-            self._try(call, functools.partial(ask, n=1))
 
     def _numbers(self, call: Call) -> set[int]:
         """How many rows to run a call on: few, parts of the example, as many as its code may name."""
@@ -452,12 +458,12 @@ class RowsMet:
                 (call.name, f"{call_and_place(call)}, whose gradients are others of one row")
             )
         elif other == same:
-            self._met.exact.setdefault(
-                other, f"{call_and_place(call)}, whose rows are others where they are {other}"
-            )
+            words = f"whose rows hang on how many there are, others where they are {other}"
+            self._met.exact.setdefault(other, f"{call_and_place(call)}, {words}")
         elif other <= MOST:
             self._met.near.setdefault(
-                other, f"{call_and_place(call)}, whose rows are others from {other} of them on"
+                other,
+                f"{call_and_place(call)}, whose rows hang on how many there are, others from {other} on",
             )
         else:
             self._met.far.setdefault(max(same, self._n), call_and_place(call))

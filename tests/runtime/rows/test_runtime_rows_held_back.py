@@ -186,7 +186,7 @@ def test_layers_that_hold_back_gradients_from_so_many_rows_on_are_refused(hold, 
     x = torch.randn(8, 4, dtype=torch.float64)
     model = kind(FewAlone(hold)).double()
     pipe = autopipe.split(model, 2, (x, x), costs="estimated", n_microbatches=2)
-    with pytest.raises(InputError, match="hang on how many rows there are"):
+    with pytest.raises(InputError, match=r"hang on how many (rows )?there are"):
         pipe.runtime().step(x, x)
 
 

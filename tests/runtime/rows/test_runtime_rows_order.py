@@ -223,7 +223,7 @@ def test_a_table_by_row_that_is_alike_for_its_first_rows_is_refused(take, table,
     x, ids = torch.randn(8, 4), torch.randint(0, 9, (8,))
     model = Tabled(TAKEN_BY_ROW[take], TABLES[table](), is_whole=is_whole)
     pipe = autopipe.split(model, 2, (x, ids), costs="estimated", n_microbatches=2)
-    with pytest.raises(InputError, match=r"as soon as \S*table holds other values"):
+    with pytest.raises(InputError, match=r"as soon as \S*table holds other values|others where they are 21"):
         pipe.runtime().step(x, ids)
 
 
