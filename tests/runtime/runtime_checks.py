@@ -802,7 +802,7 @@ def failing(how, *rest):
         if how == "own code" and rank == 1:
             raise ValueError("no more data")
         if how == "save":
-            optimizer = torch.optim.SGD((model if rank == 1 else runtime).parameters(), 0.1)
+            optimizer = torch.optim.SGD((nn.Linear(2, 2) if rank == 1 else runtime).parameters(), 0.1)
             runtime.save(pathlib.Path(rest[1]), optimizer=optimizer)
         if how == "hook" and rank == 0:  # which ends its step last
             next(runtime.parameters()).register_hook(lambda _: misbehave("raise"))

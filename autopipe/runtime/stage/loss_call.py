@@ -92,7 +92,7 @@ class LossCall:
             raise self.failure
         if looks:
             self.looks = False
-            if self.trains is not None:
+            if self.trains is not None and loss.requires_grad:
                 self._refuse_others(loss, ends)
         return loss
 

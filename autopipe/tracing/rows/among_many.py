@@ -24,6 +24,7 @@ from ..calls.call import Call, Depends, Recording, map_calls
 from ..calls.describe import call_and_place
 from ..calls.functions import plain_name, tensors
 from ..calls.perform import run_call
+from ..code.leaves import eager
 from ..code.own_code import OwnCode
 from ..inputs.structure import mapped
 from ..state.state import seed
@@ -105,8 +106,12 @@ class RowsMet:
         own = {c for c in (form.calls if among is None else among) if code.is_own(c)}
         self._asked = [c for c in form.calls if c in own or (among is None and id(c) in self._of_sizes)]
         self._is_any = any(not c.is_size or plain_name(c) not in _EVEN for c in self._asked)
-        kept = [c for c in form.calls if c in own or id(c) in self._of_sizes] if self._is_any else []
+        kept = [c for c in form.calls if c in own or id(c) in self._of_sizes or c.has_effect]
+        kept = kept if self._is_any else []
         self._needed = {id(c) for c in kept}.union(*({id(i) for i in c.inputs} for c in kept))
+        self._ahead = {
+            id(c): [s for s in form.calls[:i] if s.has_effect] for i, c in enumerate(form.calls) if c in own
+        }
         self._is_written = any(c.writes or c.mutated for c in form.calls)
         self._few: dict[int, Any] = {}
         self._made: dict[tuple[int, float], Any] = {}
@@ -132,6 +137,8 @@ class RowsMet:
         self._firsts = [*map(rows.index, rows)]
         for call in self._asked if self._is_any else ():
             self._ask(call, self._few.get(id(call)))
+        if any(self._ahead.values()):
+            self._begin()
         return self._met
 
     def found(self, run: Rows, rows: str) -> Met:
@@ -308,7 +315,7 @@ class RowsMet:
         with torch.set_grad_enabled(has_gradients), NoDropout() if call.is_random else nullcontext():
             args, kwargs = map_calls(call.args, grown), map_calls(call.kwargs, grown)
             with counts or nullcontext():
-                made = self._run(call, args, kwargs)
+                made = self._run(call, args, kwargs, grown)
         if not has_gradients:
             return made, None
         is_module = call.op == "call_module"
@@ -328,10 +335,16 @@ class RowsMet:
             self._lying[at] = [(axis, shape[axis] // self._n) for axis in sizes]
         return self._lying[at]
 
-    def _run(self, call: Call, args: Any, kwargs: Any) -> Any:
-        if self._form.leaves_anything(call):
+    def _run(self, call: Call, args: Any, kwargs: Any, given: Callable[[Call], Any]) -> Any:
+        """What a call gives, behind those that set its module's attributes, which are ``given`` others."""
+        ahead = self._ahead.get(id(call), [])
+        if ahead or self._form.leaves_anything(call):
             self._begin()
-        return run_call(self._code.model, self._form.constants, call, args, kwargs, {}, self._at)
+        behind = [(s, map_calls(s.args, given), map_calls(s.kwargs, given)) for s in ahead]
+        with eager():
+            for each in (*behind, (call, args, kwargs)):
+                made = run_call(self._code.model, self._form.constants, *each, {}, self._at)
+        return made
 
     def _compare_number(self, call: Call, value: Any) -> None:
         """Note from where on a number is another that is the same for few and for fewer rows."""
@@ -351,6 +364,8 @@ class RowsMet:
 
     def _is_new(self, call: Call, asked: Any) -> bool:
         """Whether no call like this one was ``asked`` so yet; else what was found of that is told of it."""
+        if self._ahead.get(id(call)):
+            return True
         known = self._code.met
         given = [t for c in call.inputs for t in tensors(self._few[id(c)])]
         kind = (
@@ -402,7 +417,7 @@ class RowsMet:
 
         if (id(call), times) not in self._made:
             args, kwargs = map_calls(call.args, grown), map_calls(call.kwargs, grown)
-            made = self._run(call, args, kwargs)
+            made = self._run(call, args, kwargs, grown)
             if id(call) not in self._of_sizes:
                 return made
             self._made[id(call), times] = made

@@ -61,7 +61,7 @@ def layer_blocks(plan, names=("layers_0", "layers_1", "layers_2", "layers_3")):
     stages = (
         dataclasses.replace(s, recomputed=tuple((op,) for op in s.ops if op in names)) for s in plan.stages
     )
-    return dataclasses.replace(plan, stages=tuple(stages))
+    return dataclasses.replace(plan, stages=tuple(stages), settings={**plan.settings, "recompute": "auto"})
 
 
 def stepped(model, captured, plan):
