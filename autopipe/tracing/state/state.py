@@ -25,7 +25,6 @@ from ...torch_private import unwatched
 from ..calls.members import OF_ALL, buffers_in, modules_in, parameters_in
 from ..inputs.contents import are_equal_tensors
 from .cells import content
-from .global_names import is_foreign
 from .iterators import Spent
 from .mode_writes import BeforeWrites
 from .quick_check import Glance, Seen
@@ -348,7 +347,9 @@ class _Beside:
     def __init__(self, found: Reached) -> None:
         self.holders = [(p, n, h, _content(h)) for p, n, h in found.holders]
         self.files = [(p, n, known, {k: known[k] for k in names}) for p, n, known, names in found.files]
-        self.classes = [(p, n, c, {**_data_above(c), **_data_of(c)}) for p, n, c in found.classes]
+        self.classes = [
+            (p, n, c, {k: v for k, v in vars(c).items() if _is_data(v)}) for p, n, c in found.classes
+        ]
         self.cells = [(p, n, c, v) for p, n, c in found.cells if _is_data(v := content(c, _EMPTY))]
 
     def glance(
@@ -368,11 +369,7 @@ class _Beside:
                 known.update({k: v for k, v in before.items() if known.get(k, v) is not v})
         for _, _, cls, before in self.classes:
             for key, value in before.items():
-                if vars(cls).get(key, value) is value:
-                    continue
-                if value is _ABOVE:
-                    delattr(cls, key)
-                else:
+                if vars(cls).get(key, value) is not value:
                     setattr(cls, key, value)
         for _, _, cell, before in self.cells:
             if _is_replaced(before, content(cell, _EMPTY)):
@@ -405,24 +402,9 @@ class _Beside:
             out.update({(path, f"{name}.{k}"): v for k, v in asked.items() if isinstance(v, _SIMPLE)})
         for path, name, cls, before in self.classes:
             plain = (k for k, v in before.items() if not isinstance(v, torch.Tensor))
-            out.update({(path, f"{name}.{k}"): getattr(cls, k, None) for k in plain})
+            out.update({(path, f"{name}.{k}"): vars(cls).get(k) for k in plain})
         out.update({(p, n): content(c) for p, n, c, v in self.cells if isinstance(v, _SIMPLE)})
         return out
-
-
-_ABOVE = object()
-"""What a class itself does not hold, of which one above it has something."""
-
-
-def _data_of(cls: type) -> dict[str, Any]:
-    return {name: value for name, value in vars(cls).items() if _is_data(value)}
-
-
-def _data_above(cls: type) -> dict[str, Any]:
-    """The names of data that a class has of those above it: code may set its own."""
-    above = (_data_of(c) for c in cls.__mro__[1:] if not is_foreign(c.__module__))
-    names = (name for held in above for name in held if not name.startswith("__"))
-    return dict.fromkeys(names, _ABOVE)
 
 
 def _is_data(value: Any) -> bool:
