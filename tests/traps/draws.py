@@ -28,11 +28,6 @@ def own_random_in_training(self: Any, x: Tensor) -> Tensor:
     return self.run(x * self.rng.gauss(1, 1) if self.training else x)
 
 
-@trap("refused", rng=lambda: random.Random(0))
-def branch_by_own_random(self: Any, x: Tensor) -> Tensor:
-    return self.run(x * 2 if self.rng.random() < 0.05 else x)  # which the first calls do not take
-
-
 @trap("refused", rng=lambda: np.random.default_rng(0))
 def own_numpy_generator(self: Any, x: Tensor) -> Tensor:
     return self.run(x + float(self.rng.normal()) if self.training else x)

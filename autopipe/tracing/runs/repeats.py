@@ -137,9 +137,7 @@ class Repeats:
         if others:
             raise _replaces(others[0])
         recording.left = (*recording.left, *(n for n in replaced if n not in recording.left))
-        # what is drawn may lead a few calls alike, and a later one otherwise
-        draws = any((p, n) in beside for p, n, _ in self.snapshot.reached.generators)
-        is_alike, is_settled = (False, False) if draws else self.is_repeated(training, answer)
+        is_alike, is_settled = self.is_repeated(training, answer)
         is_known = is_alike and is_settled and self.is_asked(training, sees_no_mode=sees_no_mode)
         if not is_known:
             self._left, self._left_plainly, self._asked = [], None, None
