@@ -36,7 +36,6 @@ __all__ = [
     "RankMemory",
     "StageMemory",
     "memory_limits",
-    "optimizer_ratio",
     "plan_memory",
     "rank_memory",
     "stage_memory",
@@ -223,7 +222,7 @@ def plan_memory(plan: Plan, costs: CostTable | None = None) -> tuple[StageMemory
                 workspace_bytes=max(peak - kept, stepping if training else 0),
                 boundary_bytes=buffers,
                 in_flight=stage.in_flight,
-                optimizer_bytes_per_parameter_byte=optimizer_ratio(plan),
+                optimizer_bytes_per_parameter_byte=plan.optimizer_ratio,
             )
         )
     return tuple(out)
@@ -237,7 +236,7 @@ def _as_planned(plan: Plan, stage: StagePlan, buffers: int) -> StageMemory:
         workspace_bytes=stage.workspace_bytes,
         boundary_bytes=buffers,
         in_flight=stage.in_flight,
-        optimizer_bytes_per_parameter_byte=optimizer_ratio(plan),
+        optimizer_bytes_per_parameter_byte=plan.optimizer_ratio,
     )
 
 
@@ -253,8 +252,3 @@ def _buffers(plan: Plan) -> Mapping[int, int]:
         out.update(dict.fromkeys(b.destinations, 2 * b.n_bytes))
         out.update({b.source: b.n_bytes * (b.differentiable and training)})
     return out
-
-
-def optimizer_ratio(plan: Plan) -> float:
-    """Optimizer bytes per byte of trained parameter, from the plan's settings or Adam's."""
-    return float(plan.settings.get("optimizer_bytes_per_parameter_byte", ADAM))

@@ -106,13 +106,17 @@ class Plan(Shown):
         return tuple(rows)
 
     @property
+    def optimizer_ratio(self) -> float:
+        """Optimizer bytes per byte of trained parameter, from the settings or Adam's."""
+        return float(self.settings.get("optimizer_bytes_per_parameter_byte", ADAM))
+
+    @property
     def held_ratio(self) -> float:
         """Bytes of weight, gradient and optimizer state per byte of a tied parameter.
 
         1 where the stages have no gradients, as of a plan that trains nothing.
         """
-        state = float(self.settings.get("optimizer_bytes_per_parameter_byte", ADAM))
-        return 2 + state if any(s.gradient_bytes for s in self.stages) else 1.0
+        return 2 + self.optimizer_ratio if any(s.gradient_bytes for s in self.stages) else 1.0
 
     def repeated_bytes(self, placement: Sequence[int] | None = None) -> tuple[int, ...]:
         """Per rank, the weight bytes of tied parameters that its stages count after the first with each.

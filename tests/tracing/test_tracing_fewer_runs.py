@@ -163,6 +163,20 @@ class Settling(nn.Module):
         return self.head(h)
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """The modes, as they come, in which it is asked what other data give behind a call."""
+    modes: list[bool] = []
+    forgets = Repeats.forgets
+
+    def noting(repeats: Repeats, mode: bool, is_called: bool) -> bool:
+        modes.append(mode)
+        return forgets(repeats, mode, is_called)
+
+    monkeypatch.setattr(Repeats, "forgets", noting)
+    return modes
+
+
 @pytest.mark.parametrize(
     ("leaves", "modes"),
     [
@@ -172,16 +186,8 @@ class Settling(nn.Module):
     ],
 )
 def test_what_calls_leave_alike_in_both_modes_is_asked_about_in_one_of_them(
-    leaves: Any, modes: list[bool], monkeypatch: pytest.MonkeyPatch
+    leaves: Any, modes: list[bool], asked: list[bool]
 ) -> None:
-    asked: list[bool] = []
-    forgets = Repeats.forgets
-
-    def noting(repeats: Repeats, mode: bool, is_called: bool) -> bool:
-        asked.append(mode)
-        return forgets(repeats, mode, is_called)
-
-    monkeypatch.setattr(Repeats, "forgets", noting)
     capture(Settling(leaves), (torch.randn(6, 4),), open=["body"], dynamic=False)
     assert sorted(asked) == modes
 
@@ -199,15 +205,7 @@ class Writing(nn.Module):
         return self.linear(x) + 0 * self.mean
 
 
-def test_what_one_mode_leaves_beside_is_asked_about_in_that_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-    forgets = Repeats.forgets
-
-    def noting(repeats: Repeats, mode: bool, is_called: bool) -> bool:
-        asked.append(mode)
-        return forgets(repeats, mode, is_called)
-
-    monkeypatch.setattr(Repeats, "forgets", noting)
+def test_what_one_mode_leaves_beside_is_asked_about_in_that_mode(asked: list[bool]) -> None:
     model = Settling(lambda model, h: "one of many")
     model.body = nn.Sequential(nn.Linear(4, 4), Writing())
     capture(model, (torch.randn(6, 4),), closed=["body"])

@@ -16,7 +16,7 @@ from torch import nn
 from ... import accelerator
 from ...arguments import brief
 from ...errors import InputError
-from ...memory import optimizer_ratio, whole_at_once
+from ...memory import whole_at_once
 from ...plans import Plan
 from ...schedule import Schedule
 from ...stages import Section, Stage
@@ -198,7 +198,7 @@ def gathered(
         trained = [p for p in parameters if p.requires_grad]
         whole_bytes.append(sum(p.numel() * p.itemsize for p in parameters))
         kept_bytes += sum(local(p).nbytes for p in parameters) + sum(p.numel() * p.itemsize for p in trained)
-        kept_bytes += optimizer_ratio(plan) * sum(local(p).nbytes for p in trained)
+        kept_bytes += plan.optimizer_ratio * sum(local(p).nbytes for p in trained)
     most = None
     if own and rank is not None:
         most = whole_at_once(plan, schedule, rank, whole_bytes, round(kept_bytes))

@@ -191,9 +191,9 @@ class Recording:
     ``replaced`` the buffers that glue puts others in the place of, which the calls write to, and ``rebuilt``
     those in whose place it puts others of other sizes, as tables are, which stages leave as they are;
     ``moved`` the parameters that the calls write to otherwise each time, as a moving average of others is;
-    ``given`` the inputs it was made on, where those are not the example; ``yet_to_evaluate`` says
-    that it was made in training and is taken for that of
-    evaluation too, which whoever judges it is to see. ``program`` is how it was last run again.
+    ``given`` the inputs it was made on, where those are not the example; ``yet_to_evaluate`` says that it was
+    made in training and is taken for that of evaluation too, which whoever judges it is to see. ``program``
+    is how it was last run again.
     """
 
     training: bool

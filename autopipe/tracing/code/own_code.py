@@ -5,7 +5,6 @@ What is looked for in them is left to ``rows``.
 
 from __future__ import annotations
 
-import dis
 import functools
 import itertools
 import types
@@ -22,7 +21,8 @@ from ..calls.kinds import is_own_number, own_numbers
 from ..calls.members import modules_in
 from ..calls.named import Named, Setter, is_code
 from ..inputs.contents import is_filled
-from ..state.global_names import is_foreign
+from ..state.global_names import globals_in, is_foreign
+from ..state.loads import attributes_stored
 from .leaves import is_torchs
 from .reachable import is_method, names_in, names_reached
 from .told_numbers import told_numbers
@@ -137,7 +137,7 @@ class OwnCode:
     def may_ask_unseen(self, call: Call, may_run: Callable[[types.FunctionType], bool]) -> bool:
         """Whether those which ``may_run`` may ask for a number unseen: in a thread, or by its class."""
         codes = (f.__code__ for f, _ in self.functions(call) if may_run(f))
-        asked = [*map(_globals_in, codes)]
+        asked = [*map(globals_in, codes)]
         return any(names >= {"int", "type"} or not _THREADS.isdisjoint(names) for names in asked)
 
     def _functions_of(self, is_module: bool, target: Any) -> list[tuple[types.FunctionType, Any]]:
@@ -220,8 +220,7 @@ def _made_of(todo: list[Any]) -> Iterator[Any]:
 def _stored_in(code: types.CodeType) -> frozenset[str]:
     """The names of attributes that code sets, that within it as well."""
     inner = (_stored_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
-    stored = (str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR")
-    return frozenset(stored).union(*inner)
+    return frozenset(attributes_stored(code)).union(*inner)
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -291,14 +290,6 @@ def _in_words(value: Any, depth: int = 0) -> str:
     if isinstance(value, np.ndarray):
         return f"{kind}{value.dtype}{value.tolist() if value.size <= _MOST_HELD else value.shape}"
     return kind
-
-
-@functools.lru_cache(maxsize=1 << 12)
-def _globals_in(code: types.CodeType) -> frozenset[str]:
-    """The names of globals that code asks for, that within it as well."""
-    inner = (_globals_in(each) for each in code.co_consts if isinstance(each, types.CodeType))
-    asked = (str(step.argval) for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL")
-    return frozenset(asked).union(*inner)
 
 
 @functools.lru_cache(maxsize=1 << 12)

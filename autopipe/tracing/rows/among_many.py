@@ -109,9 +109,7 @@ class RowsMet:
         kept = [c for c in form.calls if c in own or id(c) in self._of_sizes or c.has_effect]
         kept = kept if self._is_any else []
         self._needed = {id(c) for c in kept}.union(*({id(i) for i in c.inputs} for c in kept))
-        self._ahead = {
-            id(c): [s for s in form.calls[:i] if s.has_effect] for i, c in enumerate(form.calls) if c in own
-        }
+        self._ahead = _setters_ahead(form.calls, own)
         self._is_written = any(c.writes or c.mutated for c in form.calls)
         self._few: dict[int, Any] = {}
         self._made: dict[tuple[int, float], Any] = {}
@@ -137,7 +135,7 @@ class RowsMet:
         self._firsts = [*map(rows.index, rows)]
         for call in self._asked if self._is_any else ():
             self._ask(call, self._few.get(id(call)))
-        if any(self._ahead.values()):
+        if self._ahead:
             self._begin()
         return self._met
 
@@ -337,7 +335,7 @@ class RowsMet:
 
     def _run(self, call: Call, args: Any, kwargs: Any, given: Callable[[Call], Any]) -> Any:
         """What a call gives, behind those that set its module's attributes, which are ``given`` others."""
-        ahead = self._ahead.get(id(call), [])
+        ahead = self._ahead.get(id(call), ())
         if ahead or self._form.leaves_anything(call):
             self._begin()
         behind = [(s, map_calls(s.args, given), map_calls(s.kwargs, given)) for s in ahead]
@@ -364,7 +362,7 @@ class RowsMet:
 
     def _is_new(self, call: Call, asked: Any) -> bool:
         """Whether no call like this one was ``asked`` so yet; else what was found of that is told of it."""
-        if self._ahead.get(id(call)):
+        if id(call) in self._ahead:
             return True
         known = self._code.met
         given = [t for c in call.inputs for t in tensors(self._few[id(c)])]
@@ -487,6 +485,18 @@ class RowsMet:
 def _has_own_gradients(code: OwnCode, call: Call) -> bool:
     """Whether what a call gives does not tell its gradients."""
     return may_hold_back(code, call) or may_be_own(code, call)
+
+
+def _setters_ahead(calls: Iterable[Call], among: Collection[Call]) -> dict[int, tuple[Call, ...]]:
+    """By id of each call ``among`` some that is behind others that set attributes of modules, those."""
+    found: dict[int, tuple[Call, ...]] = {}
+    setters: tuple[Call, ...] = ()
+    for call in calls:
+        if setters and call in among:
+            found[id(call)] = setters
+        if call.has_effect:
+            setters = (*setters, call)
+    return found
 
 
 def _taken(tensor: Tensor, axis: int, k: int, places: Sequence[int]) -> Tensor:

@@ -25,6 +25,7 @@ __all__ = [
     "PLAIN",
     "codes_in",
     "come_to",
+    "globals_in",
     "is_bare",
     "is_foreign",
     "is_users",
@@ -327,6 +328,11 @@ _MOST_ASKED = 1 << 14
 def names_in(code: types.CodeType) -> frozenset[str]:
     """The names that code asks for, functions within it included."""
     return _names(code)[0]
+
+
+def globals_in(code: types.CodeType) -> frozenset[str]:
+    """Those of them that it has of its own file."""
+    return _names(code)[1]
 
 
 def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
