@@ -205,7 +205,10 @@ class RowsMet:
             counts.asks = True
         if counts.asks:
             self._begin()  # the call may have kept a count
-        counts.asks |= may_be_own(self._code, call) or self._code.may_ask_unseen(call, self._ran.may_run)
+        # one that reads what it is given may come to other functions of it
+        may_run = None if counts.asks or counts.reads else self._ran.may_run
+        counts.asks |= may_be_own(self._code, call, may_run)
+        counts.asks |= self._code.may_ask_unseen(call, self._ran.may_run)
         return counts
 
     def _twos(self, call: Call, value: Any) -> dict[str, _Made]:

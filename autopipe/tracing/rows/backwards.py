@@ -8,7 +8,8 @@ What forwards do to rows is left to ``mixing``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -120,10 +121,24 @@ def _may_mix(code: OwnCode, form: Recording) -> bool:
     )
 
 
-def may_be_own(code: OwnCode, call: Call) -> bool:
-    """Whether a call may have a backward that is not torch's own: a function's, or a hook."""
-    has_backward = any(f.__name__ == "backward" for f, _ in code.functions(call))
-    return has_backward or _is_hooked(code, call)
+def may_be_own(
+    code: OwnCode, call: Call, may_run: Callable[[types.FunctionType], bool] | None = None
+) -> bool:
+    """Whether a call may have a backward that is not torch's own: a function's, or a hook.
+
+    With ``may_run`` of a function only whose forward, where its class has one, is among what does.
+    """
+    functions = [f for f, _ in code.functions(call)]
+    ahead = {_class_of(f): f for f in functions if f.__name__ == "forward"}
+    own = (ahead.get(_class_of(f), f) for f in functions if f.__name__ == "backward")
+    return any(may_run is None or f.__name__ == "backward" or may_run(f) for f in own) or _is_hooked(
+        code, call
+    )
+
+
+def _class_of(function: types.FunctionType) -> tuple[str, str]:
+    """A method's class, by module and name."""
+    return function.__module__, function.__qualname__.rpartition(".")[0]
 
 
 def _is_hooked(code: OwnCode, call: Call) -> bool:
