@@ -28,6 +28,48 @@ def own_random_in_training(self: Any, x: Tensor) -> Tensor:
     return self.run(x * self.rng.gauss(1, 1) if self.training else x)
 
 
+@trap("refused", rng=lambda: random.Random(0))
+def branch_by_own_random(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if self.rng.random() < 0.05 else x)  # which the first calls do not take
+
+
+@trap("refused")
+def branch_by_a_generator_of_the_file(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if OWN.random() < 0.01 else x)
+
+
+@trap("refused", rngs=lambda: [random.Random(0)])
+def branch_by_a_draw_behind_all_layers(self: Any, x: Tensor) -> Tensor:
+    x = self.run(x)
+    return (x, x) if self.rngs[0].random() < 0.05 else (x,)  # type: ignore[return-value]
+
+
+class Branching(nn.Module):
+    """Leaves out its weights by a generator of its own."""
+
+    def __init__(self, rng: Any) -> None:
+        super().__init__()
+        self.layer, self.rng = nn.Linear(WIDTH, WIDTH), rng
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if self.training and self.rng.random() < 0.3 else x
+
+
+@trap(one=lambda: Branching(random.Random(0)), other=lambda: Branching(np.random.default_rng(0)))
+def branches_by_own_random_inside_layers(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.other(self.run(self.one(x))))
+
+
+def _share_a_generator(model: Any) -> None:
+    model.one, model.other = Branching(random.Random(1)), Branching(None)
+    model.other.rng = model.one.rng
+
+
+@trap(prepare=_share_a_generator)
+def layers_that_share_a_generator(self: Any, x: Tensor) -> Tensor:
+    return self.run(self.other(self.run(self.one(x))))
+
+
 @trap("refused", rng=lambda: np.random.default_rng(0))
 def own_numpy_generator(self: Any, x: Tensor) -> Tensor:
     return self.run(x + float(self.rng.normal()) if self.training else x)

@@ -223,6 +223,10 @@ def _constraints(
             of_leaf = [c.name for c in calls if c.path == path and _is_leaf(c)]
             order |= set(itertools.pairwise(of_leaf))
             groups.append(set(of_leaf))
+        for generator in sorted({name for c in calls for name in c.draws}):
+            drawing = [c.name for c in calls if generator in c.draws]
+            order |= set(itertools.pairwise(drawing))
+            groups.append(set(drawing))
         mutated = {n for c in calls for n in c.mutated}
         groups += [{c.name for c in calls if name in ops[c.name].buffers} for name in mutated]
         groups += [

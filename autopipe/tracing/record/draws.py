@@ -15,8 +15,9 @@ from torch import nn
 from ... import accelerator
 from ...torch_private import HiddenMode, TorchDispatchMode
 from ..calls.streams import DRAWING, Stream, drawer
+from ..state.reach import state_of
 
-__all__ = ["Draws", "Streams"]
+__all__ = ["Draws", "OwnGenerators", "Streams"]
 
 
 class Draws:
@@ -48,6 +49,20 @@ class Draws:
     def __exit__(self, *error: Any) -> None:
         if self.tagged is not None:
             self.tagged.__exit__(*error)
+
+
+class OwnGenerators:
+    """Tells which random generators of the model's ``own``, by name, were drawn from."""
+
+    def __init__(self, own: Sequence[tuple[str, Any]] = ()) -> None:
+        self._own = own
+        self._states = [state_of(g) for _, g in own]
+
+    def drawn(self) -> frozenset[str]:
+        """Those that were drawn from, or seeded, since the last question."""
+        before, self._states = self._states, [state_of(g) for _, g in self._own]
+        pairs = zip(self._own, self._states, before, strict=True)
+        return frozenset([name for (name, _), now, then in pairs if now != then])
 
 
 class _Tagged(TorchDispatchMode):

@@ -44,7 +44,7 @@ from ..values.tracked import plain
 from . import dict_arguments, split_guards
 from .bounded import Bounded
 from .contexts import Contexts
-from .draws import Draws, Streams
+from .draws import Draws, OwnGenerators, Streams
 from .exported_memory import HandedOut
 from .foreign import Foreign
 from .frozen import Frozen
@@ -113,7 +113,7 @@ class Recorder(TorchFunctionMode):
         self.ledger.watched, self.ledger.unseen = None if unseen is None else {}, unseen
         self.training = training
         self.contexts = Contexts()
-        self.draws = Draws(device)
+        self.draws, self.generators = Draws(device), OwnGenerators()
         self.handed, self.handed_inside = HandedOut(), HandedOut()
         self.foreign = Foreign(names)
         self.streams = Streams(modules, self.look_inside)
@@ -175,6 +175,7 @@ class Recorder(TorchFunctionMode):
         args, kwargs = plainly_given((args, kwargs), lambda _: next(read))
         with self.draws, self:
             result = called(model, args, kwargs, sets)
+            self.check_drawn()
         return self.finish(result)
 
     def finish(self, result: Any) -> Recording:
@@ -265,6 +266,7 @@ class Recorder(TorchFunctionMode):
         path = self.at.modules.get(id(module))
         if path is None:
             return original(*args, **kwargs)
+        self.check_drawn()
         is_all = outermost or not calls_otherwise(module)
         if self.at.stack and path and is_all and self.at.is_leaf(path):
             inside = [m for _, m in modules_in(module)]
@@ -283,12 +285,25 @@ class Recorder(TorchFunctionMode):
             )
         self.at.stack.append(path)
         try:
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+            self.check_drawn()
+            return result
         except Exception:
             self.failed = path if self.failed is None else self.failed
             raise
         finally:
             self.at.stack.pop()
+
+    def check_drawn(self) -> None:
+        """Open code must not draw from generators of the model's own: a graph would keep what it drew first.
+
+        Or the way that this led it. Other calls of it tell little, as few draws may well lead them alike.
+        """
+        if self.at.is_recorded and (drawn := self.generators.drawn()):
+            self.at.keep_whole(
+                f"the code of {self.at.path or 'the model itself'} draws from {min(drawn)}, a random "
+                "generator of its own, and a graph would keep what it drew first"
+            )
 
     def run_hooks(self, module: nn.Module, path: str, args: Any, kwargs: Any, result: Any) -> None:
         """What forward hooks keep of a leaf's result is kept of the recorded one."""
@@ -366,7 +381,7 @@ class Recorder(TorchFunctionMode):
         call.mutated = self.changed(buffers, module, path)
         if not (isinstance(result, torch.Tensor) or module._forward_hooks):
             call.uncounted = uncounted(module, call.value)
-        if twins is not None and key is not None and copied is None and not is_outside:
+        if twins is not None and key is not None and copied is None and not (is_outside or call.draws):
             draws = self.streams.since(counts, inside)
             if draws is not None:
                 twins.keep(key, call, result, actual, draws if call.is_random else None)
@@ -468,7 +483,9 @@ class Recorder(TorchFunctionMode):
     def perform_aside(self, call: Call, args: Any, kwargs: Any) -> Any:
         """What a recorded call gives, performed once more outside of the recording."""
         with self.stepped_aside():
-            return self.perform_one(call, args, kwargs)
+            result = self.perform_one(call, args, kwargs)
+        self.generators.drawn()
+        return result
 
     def outside_numbers(self, func: Callable[..., Any], actual: Any) -> torch.Tensor:
         """A tensor made from a numpy array becomes a constant, copied at each run."""
@@ -488,6 +505,7 @@ class Recorder(TorchFunctionMode):
 
     def perform(self, call: Call, run: Callable[..., Any], actual: Any) -> Any:
         """Run a call for real, note what it did, and tie its results to it."""
+        self.check_drawn()
         with self.at.hushed:
             return self._perform(call, run, actual)
 
@@ -501,6 +519,7 @@ class Recorder(TorchFunctionMode):
         self.handed_inside.forget()
         unsaid_before = self.handed.written()
         result = run(*args, **kwargs)
+        call.draws = self.generators.drawn()
         if isinstance(result, torch.Tensor) and result.is_nested:
             self.at.refuse_nested()
         call.is_random = self.draws.drawn()

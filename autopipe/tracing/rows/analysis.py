@@ -70,7 +70,8 @@ def with_rows_of_the_example(
     others, calls = "", None
     if not (known or found.points):
         told_of = session.code, forms[True], given, loose, session.device, session.start
-        calls = CallsInTurn(*told_of, lambda: session.runs.snapshot.is_unchanged)
+        snapshot = session.runs.snapshot
+        calls = CallsInTurn(*told_of, lambda: snapshot.is_unchanged, snapshot.reached.own_generators)
         written = by_call(calls) if calls.carrying or not found.training else ()
         said, left = ((), written) if found.training else (written, ())
         found = dataclasses.replace(found, by_call=said, left=left, carried=carried_by(calls))

@@ -30,6 +30,7 @@ from ..sizes.guards import broken
 from ..sizes.rerun import buffers_written, replay
 from ..sizes.variation import Variation
 from ..state.example_data import close_to, projected
+from ..state.reach import state_of
 from ..state.state import seed
 from .results import EQUAL, SLIGHT, is_close, run_until
 
@@ -52,6 +53,7 @@ class CallsInTurn:
     """A training ``form`` called on batches one after another; ``start`` sets mode and state ahead of them.
 
     ``is_unchanged`` tells whether all is as it set it but for large weights: False where that is not known.
+    ``generators``, by name, are random ones of the model's own, which draw in code that stays whole.
 
     Attributes
     ----------
@@ -68,8 +70,9 @@ class CallsInTurn:
         device: torch.device,
         start: Callable[[bool], None],
         is_unchanged: Callable[[], bool] = lambda: False,
+        generators: Sequence[tuple[str, Any]] = (),
     ) -> None:
-        self._is_unchanged = is_unchanged
+        self._is_unchanged, self.generators = is_unchanged, generators
         self.model, self.form, self.given, self._device, self._start = code.model, form, given, device, start
         self.dim, self.variation = batch_dim(variation.dims), variation
         self.written = buffers_written(code.model, [form])
@@ -92,7 +95,11 @@ class CallsInTurn:
             if buffer.is_floating_point():
                 buffer.mul_(_AWAY)
         result = self.run(*batches)
-        return dict(_held(self.model, self._weights)), result
+        return self.held(self._weights), result
+
+    def held(self, weights: Sequence[str]) -> dict[str, Any]:
+        """A copy of every buffer, of some ``weights`` and of what attributes hold; where generators are."""
+        return {**dict(_held(self.model, weights)), **{n: str(state_of(g)) for n, g in self.generators}}
 
     def run(self, *batches: Mapping[str, Tensor]) -> tuple[Any, ...]:
         """What the last of some batches gives."""
@@ -137,7 +144,12 @@ class CallsInTurn:
         """
         if self.dim is None or self.dim.packed or self._device.type == "meta":
             return False
-        if self.form.keeps or self.written or not self.carrying <= {c.name for c in self.writing}:
+        if (
+            self.form.keeps
+            or self.written
+            or self.generators
+            or not self.carrying <= {c.name for c in self.writing}
+        ):
             return True
         if not self.writing:
             return False
@@ -209,7 +221,8 @@ def by_call(calls: CallsInTurn) -> tuple[str, ...]:
     """
     dim, given = calls.dim, calls.given
     # what a layer that stays whole keeps for its next call is written, too
-    is_asked = calls.may_leave and (calls.form.keeps or calls.writing or calls.written)
+    may_write = calls.form.keeps or calls.writing or calls.written or calls.generators
+    is_asked = calls.may_leave and may_write
     if dim is None or not is_asked or not calls.variation.takes_rows(2 * dim.example):
         return ()
     both = dict(given)
@@ -283,9 +296,9 @@ def by_backward(calls: CallsInTurn) -> tuple[tuple[str, ...], str]:
     calls.after()
     with torch.enable_grad():
         made = calls.run(calls.given)
-        before = dict(_held(calls.model, ()))
+        before = calls.held(())
         projected(tensors(made), weights)
-    left = dict(_held(calls.model, ()))
+    left = calls.held(())
     names = tuple(n for n, value in left.items() if not _is_same(value, before.get(n), SLIGHT))
     pairs = zip(tensors(calls.run(calls.given)), tensors(plain), strict=True) if names else ()
     is_read = any(a.shape != b.shape or not is_close(a, b, EQUAL) for a, b in pairs)

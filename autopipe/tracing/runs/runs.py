@@ -44,6 +44,7 @@ from ..inputs.structure import flatten
 from ..inputs.writes import called
 from ..patches.memos import Memos
 from ..patches.route import Route
+from ..record.draws import OwnGenerators
 from ..record.identity import compares
 from ..record.recorder import Recorder
 from ..state import global_hooks
@@ -268,6 +269,7 @@ class Runs:
         recorder.at.taken_apart = {"", *attempt.taken_apart}
         recorder.reads.names_read = self.names_read
         recorder.bounded.put_back = self.snapshot.tensors.keys()
+        recorder.generators = OwnGenerators(self.snapshot.reached.own_generators)
         kept = recorder.opaque
         modules = self.modules if restores else modules_in(self.model)
         # of what is led elsewhere than the example leads, no run of the model tells

@@ -48,6 +48,7 @@ _OF_PYTHON = frozenset(
 _FOREIGN = frozenset({"torch", "numpy", "builtins", "typing", "abc", "logging", "threading", "autopipe"})
 _COUNTING = "torch.optim", "torch.quasirandom"
 """Where classes of torch's are whose objects go by how often they were called."""
+_GLOBAL = random._inst, np.random.mtrand._rand, torch.default_generator
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -73,6 +74,11 @@ class Reached:
         self.first: set[str] = set()
         self.seen: dict[int, Any] = {}
         self.places: tuple[list[int], list[Any]] = [], []
+
+    @property
+    def own_generators(self) -> list[tuple[str, Any]]:
+        """The random generators, by name, that are not those of torch, Python and numpy themselves."""
+        return [(name, g) for _, name, g in self.generators if not any(g is one for one in _GLOBAL)]
 
     def is_still(self, is_first: Callable[[str], bool]) -> bool:
         """Whether the same would be reached in such an order, now that containers hold what they held."""

@@ -1,6 +1,7 @@
 """What is drawn once for all rows of a batch is drawn for each microbatch, and told."""
 
 import logging
+import random
 
 import numpy as np
 import pytest
@@ -119,6 +120,55 @@ def of_numpys_rows(x):
 def test_what_all_rows_share_is_told_of_code_that_stays_whole(draw, is_shared, caplog):
     torch.manual_seed(0)
     assert len(told_of(nn.Sequential(Whole(draw), nn.Linear(6, 6)), caplog)) == is_shared
+
+
+class OfItsOwn(nn.Module):
+    """Stays whole, and draws from a generator of its own."""
+
+    def __init__(self, rng, draw):
+        super().__init__()
+        self.layer, self.rng, self.draw = nn.Linear(6, 6), rng, draw
+
+    def forward(self, x):
+        return self.layer(x) * self.draw(self.rng) if self.training else self.layer(x)
+
+
+OWN = {
+    "Python's": (lambda: random.Random(0), lambda rng: rng.random()),
+    "numpy's": (lambda: np.random.default_rng(0), lambda rng: rng.normal()),
+    "numpy's old": (lambda: np.random.RandomState(0), lambda rng: float(rng.rand())),
+    "torch's": (torch.Generator, lambda rng: torch.rand((), generator=rng)),
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_what_a_layer_draws_from_a_generator_of_its_own_is_told_as_what_each_call_changes(kind, caplog):
+    make, draw = OWN[kind]
+    x = torch.randn(6, 5, 6)
+
+    def losses(n_microbatches):
+        torch.manual_seed(0)
+        model = nn.Sequential(OfItsOwn(make(), draw), nn.Linear(6, 6), OfItsOwn(make(), draw))
+        if not n_microbatches:
+            return [model(x).square().mean().item() for _ in range(2)]
+        pipe = autopipe.split(model, 3, (x,), n_microbatches=n_microbatches, costs="estimated")
+        rt = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
+        return [rt.step(x, target=x).loss.item() for _ in range(2)]
+
+    assert losses(1) == pytest.approx(losses(0))
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "autopipe"):
+        losses(3)
+    told = [r.getMessage() for r in caplog.records if "at each call" in r.getMessage()]
+    assert any("0.rng, 2.rng" in each for each in told)
+
+
+def test_layers_that_share_a_generator_are_one_stage():
+    rng = random.Random(0)
+    one, other = (OfItsOwn(rng, lambda rng: rng.random()) for _ in range(2))
+    found = autopipe.capture(nn.Sequential(nn.Linear(6, 6), one, nn.Tanh(), other), (torch.randn(6, 6),))
+    names = {op.target: op.name for op in found.ops.compute}
+    assert any({names["1"], names["3"]} <= {*group} for group in found.ops.groups)
 
 
 class Partly(nn.Module):
