@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -37,12 +38,14 @@ _MAKING = frozenset({"__init__", "__init_subclass__"})
 """Methods that make objects and classes, ahead of all calls."""
 _CODE = (
     types.BuiltinMethodType, types.FunctionType, types.MethodType, staticmethod, classmethod, property, type,
-    functools.partial, functools.partialmethod, functools.cached_property,
+    functools.partial, functools.partialmethod, functools.cached_property, torch.jit.ScriptFunction,
 )  # fmt: skip
 """What is code, or may be around code that is followed."""
 _SETTING = frozenset({"__dict__", "__setattr__", "delattr", "eval", "exec", "setattr", "vars"})
 """What sets attributes of any name."""
 _PLAIN: tuple[Any, ...] = (float, int, range, str, type(None))
+_SCRIPTED_SIZES = "aten::len", "aten::numel", "aten::size", "prim::shape"
+"""What scripted code asks for sizes by."""
 _THREADS = frozenset({"Thread", "ThreadPool", "ThreadPoolExecutor"})
 _MOST_HELD, _DEEP = 1 << 10, 4
 """Longer tables are told apart by their kind and size alone, and what lies deeper by its kind."""
@@ -76,6 +79,7 @@ class OwnCode:
         self._by_mode = functools.cache(self._goes_by_mode)
         self._of_class = functools.cache(_made_of_class)
         self._numbers = functools.cache(self._numbered)
+        self._scripted = functools.cache(self._scripts_of)
 
     def is_own(self, call: Call) -> bool:
         """Whether a call runs a function that stays whole, or a module with one inside that is not torch's.
@@ -126,8 +130,9 @@ class OwnCode:
 
         A layer's own number is none, as layers of a stack are alike.
         """
-        each = self._numbers(call.op == "call_module", call.target)
-        return frozenset[int]().union(*(n for f, n, _ in each if may_run is None or may_run(f)))
+        told = call.op == "call_module", call.target
+        each = (n for f, n, _ in self._numbers(*told) if may_run is None or may_run(f))
+        return frozenset[int]().union(*each, *map(_numbers_scripted, self._scripted(*told)))
 
     def told(self, call: Call) -> tuple[str, ...]:
         """The values that those name, in order and in words, but for a layer's own number and weights."""
@@ -135,7 +140,10 @@ class OwnCode:
         return tuple(itertools.chain(*(words for *_, words in each)))
 
     def may_ask_unseen(self, call: Call, may_run: Callable[[types.FunctionType], bool]) -> bool:
-        """Whether those which ``may_run`` may ask for a number unseen: in a thread, or by its class."""
+        """Whether those which ``may_run`` may ask a number unseen: in a thread, by its class or scripted."""
+        scripted = self._scripted(call.op == "call_module", call.target)
+        if any(asks in graph for graph in scripted for asks in _SCRIPTED_SIZES):
+            return True
         codes = (f.__code__ for f, _ in self.functions(call) if may_run(f))
         asked = [*map(globals_in, codes)]
         return any(names >= {"int", "type"} or not _THREADS.isdisjoint(names) for names in asked)
@@ -190,6 +198,13 @@ class OwnCode:
             found.append((f, frozenset(n for n in numbers if n > 1), tuple(map(_in_words, named))))
         return found
 
+    def _scripts_of(self, is_module: bool, target: Any) -> list[str]:
+        """The graphs, in words, of scripted functions and layers."""
+        inside = modules_in(self.model.get_submodule(target)) if is_module else []
+        held: list[Any] = [*(f for f, _ in self._within(is_module, target)), *(m for _, m in inside)]
+        kinds = torch.jit.ScriptFunction, torch.jit.ScriptModule
+        return [str(s.inlined_graph) for s in held if isinstance(s, kinds) and hasattr(s, "inlined_graph")]
+
     def _looked_for(self, is_module: bool, target: Any) -> list[tuple[Any, Any]]:
         if not is_module:
             run = target.code if isinstance(target, Named) else [(target, None)]
@@ -234,6 +249,12 @@ def _texts_in(code: types.CodeType) -> Iterator[str]:
     """The texts among what is written in code, names of arguments that it gives among them."""
     for held in _constants_in(code):
         yield from (each for each in (held if isinstance(held, tuple) else (held,)) if isinstance(each, str))
+
+
+def _numbers_scripted(graph: str) -> frozenset[int]:
+    """The whole numbers above one that are written in a scripted graph."""
+    numbers = itertools.chain(*map(told_numbers, re.findall(r"Constant\[value=([^\]]*)", graph)))
+    return frozenset(n for n in numbers if n > 1)
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -340,5 +361,5 @@ def _named_by(function: types.FunctionType) -> Iterator[Any]:
 
 def _is_foreign(value: Any) -> bool:
     # as the context is that a decorator of torch's enters
-    is_bound = isinstance(value, (types.BuiltinMethodType, types.MethodType))
-    return not is_bound and is_foreign(getattr(value, "__module__", None))
+    is_users = isinstance(value, (types.BuiltinMethodType, types.MethodType, torch.jit.ScriptFunction))
+    return not is_users and is_foreign(getattr(value, "__module__", None))

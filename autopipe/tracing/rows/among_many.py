@@ -10,9 +10,10 @@ import dataclasses
 import functools
 import itertools
 import logging
+import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -31,8 +32,8 @@ from ..state.state import seed
 from .backwards import may_be_own
 from .code_run import CodeRun
 from .held_back import gradient_of, may_hold_back
-from .noise import NoDropout, is_drawn
-from .results import ALLOWED, ALLOWED_BELOW, ROUNDED, Rows, axes, is_close
+from .noise import EvenNoise, NoDropout, is_drawn
+from .results import ALLOWED, ROUNDED, Rows, axes, is_close, level_of
 from .row_counts import RowCounts
 from .thresholds import MOST
 
@@ -111,6 +112,7 @@ class RowsMet:
         self._needed = {id(c) for c in kept}.union(*({id(i) for i in c.inputs} for c in kept))
         self._ahead = _setters_ahead(form.calls, own)
         self._is_written = any(c.writes or c.mutated for c in form.calls)
+        self._evenly: set[int] = set()
         self._few: dict[int, Any] = {}
         self._made: dict[tuple[int, float], Any] = {}
         self._most: dict[int, int] = {}
@@ -179,6 +181,8 @@ class RowsMet:
             return
         try:
             counts = self._counts(call)
+            if call.is_random and (counts.asks or counts.places):
+                self._quiet(call)
             twos = self._twos(call, value) if counts.asks else {}
         except Exception:
             self._met.untold |= self._code.numbers(call, self._ran.may_run)
@@ -188,11 +192,30 @@ class RowsMet:
         elif not counts.places:
             return
         if call.is_random:
-            return
+            value = self._of_many(call, 1)
         while times > before:
             with self._ran:
                 self._compare_rows(call, value, times)
             before, times = times, self._most_named(call)
+
+    def _quiet(self, call: Call) -> None:
+        """Have a call leave out nothing by dropout; where it draws other noise, let that be one number.
+
+        Raises :class:`ValueError` where it draws by itself, as from numpy.
+        """
+        seed(self._at)
+        self._of_rows(call, "ab", False)
+        if is_drawn(self._at):
+            self._evenly.add(id(call))
+            once, again = (tensors(self._of_rows(call, "ab", False)[0]) for _ in range(2))
+            if not all(map(is_close, once, again)):
+                raise ValueError("noise that is not torch's may go by rows")
+
+    def _still(self, call: Call) -> AbstractContextManager[Any]:
+        """Within it a call draws no noise that may go by rows: see :meth:`_quiet`."""
+        if id(call) in self._evenly:
+            return EvenNoise(self._at, any_op=True)
+        return NoDropout() if call.is_random else nullcontext()
 
     def _counts(self, call: Call) -> RowCounts:
         """What a call asks of how many rows there are, more than to hand it on."""
@@ -228,8 +251,6 @@ class RowsMet:
         Rows a and b in turn; row a alone of odd numbers where code reads what they hold, or makes something
         without rows.
         """
-        if call.is_random and is_drawn(self._at):
-            return
         has_gradients = twos["ab"][1] is not None
         made = tensors(twos["ab"][0])
         is_alike = reads or not all(self._places(call, i) for i in range(len(made)))
@@ -239,7 +260,7 @@ class RowsMet:
             made = self._of_rows(call, (two * n)[:n], has_gradients)
             if not self._is_same(call, twos[two], made, n):
                 again = self._of_rows(call, two, has_gradients)
-                if self._is_same(call, twos[two], again, 2):  # else it draws by itself
+                if self._is_same(call, twos[two], again, 2):  # else it never answers alike
                     self._note(call, n, n)
 
         if has_gradients:
@@ -266,6 +287,7 @@ class RowsMet:
             n // size + off for n in named for size in sizes if size and n % size == 0 for off in (-1, 0, 1)
         }
         near |= {n for n in range(3, self._dim.example + 1) if self._dim.example % n == 0}
+        near |= {n // k for n in named for k in named if n % k == 0}.union(*map(_root_and_square, named))
         each = sum(t.nbytes for t in given) / self._n or 1
         most = min(MOST, max(2 * self._n, _MOST_BYTES_NAMED // each))
         self._met.untold |= {n for n in named if most < n <= MOST}
@@ -313,7 +335,7 @@ class RowsMet:
 
             return mapped(put, value)
 
-        with torch.set_grad_enabled(has_gradients), NoDropout() if call.is_random else nullcontext():
+        with torch.set_grad_enabled(has_gradients):
             args, kwargs = map_calls(call.args, grown), map_calls(call.kwargs, grown)
             with counts or nullcontext():
                 made = self._run(call, args, kwargs, grown)
@@ -342,7 +364,7 @@ class RowsMet:
         if ahead or self._form.leaves_anything(call):
             self._begin()
         behind = [(s, map_calls(s.args, given), map_calls(s.kwargs, given)) for s in ahead]
-        with eager():
+        with eager(), self._still(call):
             for each in (*behind, (call, args, kwargs)):
                 made = run_call(self._code.model, self._form.constants, *each, {}, self._at)
         return made
@@ -515,11 +537,18 @@ def _is_of_sizes(call: Call) -> bool:
     return is_made and bool(call.depends & Depends.SHAPE) and not call.depends & unknown
 
 
+def _root_and_square(n: int) -> set[int]:
+    """What code that names a number asks for where it squares a size, or takes its root."""
+    root = math.isqrt(n)
+    return {n * n, root if root * root == n else n}
+
+
 def _others(x: Tensor, y: Tensor, axis: int) -> list[int]:
     """The places along an axis at which tensors differ, by more than rounding."""
     if not x.numel() or torch.equal(x, y):
         return []
-    level = ALLOWED_BELOW if x.is_floating_point() and x.dtype not in ROUNDED else ROUNDED[torch.float32]
+    is_whole = not (x.is_floating_point() or x.is_complex())
+    level = ROUNDED[torch.float32] if is_whole else level_of(x.dtype, ROUNDED)
     x, y = (t.to(torch.complex128 if t.is_complex() else torch.float64).nan_to_num() for t in (x, y))
     apart = (x - y).abs() > level * y.abs().max()
     return apart.movedim(axis, 0).reshape(apart.shape[axis], -1).any(1).nonzero().flatten().tolist()

@@ -122,7 +122,8 @@ def is_drawn(device: torch.device) -> bool:
 class EvenNoise(TorchDispatchMode):
     """Within it all that is drawn is one number, and dropout leaves out nothing.
 
-    Raises :class:`ValueError` where an op draws otherwise than to fill a tensor.
+    Raises :class:`ValueError` where an op draws otherwise than to fill a tensor; where it is of ``any_op``,
+    that gives one number too: 0 of whole ones, as these may be places.
 
     Attributes
     ----------
@@ -130,9 +131,9 @@ class EvenNoise(TorchDispatchMode):
     is_of_rows: whether only torch's own dropout drew, of values with a gradient: it goes by no other row.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, any_op: bool = False) -> None:
         super().__init__()
-        self._device, self._dropout = device, _InDropout()
+        self._device, self._any_op, self._dropout = device, any_op, _InDropout()
         self.is_dropout = self.is_of_rows = True
 
     def __enter__(self) -> Self:
@@ -158,7 +159,10 @@ class EvenNoise(TorchDispatchMode):
         drawn = generators(self._device)
         made = func(*args, **kwargs)
         if generators(self._device) != drawn:
-            raise ValueError(f"{func} draws noise that may go by rows")
+            if not self._any_op:
+                raise ValueError(f"{func} draws noise that may go by rows")
+            for tensor in tensors(made):
+                tensor.fill_(0.5 if tensor.is_floating_point() or tensor.is_complex() else 0)
         return made
 
 

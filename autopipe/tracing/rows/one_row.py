@@ -26,7 +26,7 @@ from ..sizes.variation import Variation
 from .alike_layers import AlikeLayers
 from .held_back import gradient_of
 from .mixing import rows_of
-from .noise import NoDropout, is_drawn
+from .noise import EvenNoise, NoDropout, is_drawn
 from .results import ALLOWED, ROUNDED, Rows, axes, is_close, is_number
 from .row_questions import if_told
 from .varied_data import layer_kind
@@ -67,10 +67,9 @@ def fault_in_one_row(
     gave = (session.code.gave.get((output, mode)) for mode in (training, False))
     batch, _, twice = next(filter(None, gave), ({}, [], []))
     is_noisy = training and any(c.is_random for c in form.calls)
+    run_within = partial(rows_of, session.model, form, {**given, **batch}, *told, alone=True)
     still = NoDropout if is_noisy else contextlib.nullcontext
-    run_still = rows_of(
-        session.model, form, {**given, **batch}, *told, alone=True, around=lambda rows: still()
-    )
+    run_still = run_within(around=lambda rows: still())
     fault, made = _fault(form, run_still, shapes, tail)
     if not fault and any(c.hint in HOOKS and c.name not in tail for c in form.calls):
         weights = [p for p in session.model.parameters() if p.requires_grad]
@@ -80,7 +79,10 @@ def fault_in_one_row(
     if fault or not made or (twice and not tail and _are_same(form, made, twice, dim, shapes)):
         return fault
     other = if_told(_first_other, form, run_still, dim, shapes, tail)
-    return "" if is_noisy and is_drawn(session.device) else other
+    if is_noisy and is_drawn(session.device):
+        run_evenly = run_within(around=lambda rows: EvenNoise(session.device, any_op=True))
+        other = if_told(_first_other, form, run_evenly, dim, shapes, tail)
+    return other
 
 
 def _are_same(form: Recording, alone: list[Any], twice: list[Any], dim: Dim, shapes: _Shapes) -> bool:

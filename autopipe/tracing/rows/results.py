@@ -37,6 +37,7 @@ __all__ = [
     "is_close",
     "is_floating",
     "is_number",
+    "level_of",
     "other_axes",
     "run_until",
 ]
@@ -491,7 +492,7 @@ def is_close(x: Tensor, y: Tensor, allowed: Mapping[dtype, float] = ALLOWED) -> 
     """Whether two tensors of numbers are equal up to what is allowed of the largest; whole numbers always."""
     if not (x.is_floating_point() or x.is_complex()):
         return True  # ranks and places of rows, such as where an expert put them
-    level = allowed.get(x.dtype, ALLOWED_BELOW)
+    level = level_of(x.dtype, allowed)
     x, y = (t if t.layout in (torch.strided, torch.jagged) else t.to_dense() for t in (x, y))
     if x.layout is torch.strided and torch.equal(x, y):
         return True
@@ -500,6 +501,11 @@ def is_close(x: Tensor, y: Tensor, allowed: Mapping[dtype, float] = ALLOWED) -> 
     x, y = without_fills(x.nan_to_num(), y.nan_to_num(), level)
     scale = max(float(x.abs().max()), float(y.abs().max())) if x.numel() else 0.0
     return not scale or float((x - y).abs().max()) <= level * scale
+
+
+def level_of(of: dtype, allowed: Mapping[dtype, float]) -> float:
+    """What is allowed of numbers of a dtype; of complex ones as of their parts."""
+    return allowed.get(of.to_real() if of.is_complex else of, ALLOWED_BELOW)
 
 
 def is_number(value: Any) -> bool:

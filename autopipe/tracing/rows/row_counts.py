@@ -100,7 +100,7 @@ class RowCounts(HiddenMode):
             if kind in ("op", "data shaped") and name not in _OF_ANY_NUMBER and not self._has_rows(result):
                 is_of_rows = any(map(self._has_rows, tensors(given)))
                 self.places |= is_of_rows and name in _HISTOGRAMS
-                self.asks |= is_of_rows and name not in _HISTOGRAMS
+                self.asks |= is_of_rows
             return result
         if name == "__len__" and not self._is_of_rows(result):
             return result

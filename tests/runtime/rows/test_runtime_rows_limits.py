@@ -147,6 +147,21 @@ class DropsExactly(nn.Module):
         return self.drop(h) * (2 if len(h) == 15 else 1)
 
 
+class DrawsExactly(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return (h + 1e-9 * torch.randn_like(h)) * (2 if len(h) == 15 else 1)
+
+
+@torch.jit.script
+def scripted(h: Tensor) -> Tensor:
+    return h * 2 if len(h) == 15 else h
+
+
+class Scripted(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return h * 2 if h.size(0) == 15 else h
+
+
 EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "is": lambda h: h * 2 if len(h) == 15 else h,
     "among": lambda h: h * 2 if h.shape[0] in (13, 15) else h,
@@ -165,6 +180,16 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "within": lambda h: h * (lambda n: 2 if n == 15 else 1)(len(h)),
     "functions": lambda h: FUNCTIONS.get(len(h), torch.clone)(h),
     "behind dropout": DropsExactly(),
+    "behind noise": DrawsExactly(),
+    "behind noise, from some on": lambda h: h * (1 + 1e-9 * torch.rand_like(h)) * (2 if len(h) > 14 else 1),
+    "behind other noise": lambda h: (
+        (h + 0 * torch.multinomial(torch.ones(len(h), 4), 1)) * (1 + (len(h) == 15))
+    ),
+    "histogram": lambda h: h * (1 + (torch.histc(h[:, 0], 1, -1e9, 1e9)[0] == 15)),
+    "little": lambda h: h + 1e-4 * h.mean(0) if len(h) == 15 else h,
+    "scripted": scripted,
+    "a scripted part": lambda h: scripted(h).neg(),
+    "a scripted layer": torch.jit.script(Scripted()),
     "of lines": of_lines,
     "of a variable": of_a_variable,
     "asked for elsewhere": lambda h: asked(h, 15),
@@ -267,6 +292,12 @@ def test_so_is_what_code_kept_whole_does_of_exactly_so_many_rows(name):
         stepped(EXACT[name], is_whole=True)
 
 
+@pytest.mark.parametrize("name", ["scripted", "a scripted layer"])
+def test_so_is_what_scripted_code_does_beside_open_code(name):
+    with pytest.raises(InputError, match="depend on one another"):
+        stepped(EXACT[name], is_whole=False)
+
+
 @pytest.mark.parametrize("name", EXACT_GRADIENTS)
 def test_so_are_other_gradients_of_exactly_so_many_rows(name):
     with pytest.raises(InputError, match="depend on one another"):
@@ -291,6 +322,35 @@ class OfWeight(nn.Module):
 def test_so_is_a_larger_number_in_a_tensor(act):
     with pytest.raises(InputError, match="others where they are 40"):
         stepped(act, is_whole=True, n_rows=80)
+
+
+class Complex(nn.Module):
+    """Complex numbers that code kept whole makes a little larger of exactly so many rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = Kept(lambda h: h * 1.05 if len(h) == 15 else h)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.act(torch.complex(h, h)).real
+
+
+def test_so_is_a_little_of_complex_numbers():
+    with pytest.raises(InputError, match="others where they are 15"):
+        stepped(Complex(), is_whole=False)
+
+
+COMPUTED: dict[int, Callable[[Tensor], Tensor]] = {
+    50: lambda h: h * 2 if len(h) ** 2 == 2500 else h,
+    49: lambda h: h * 2 if math.sqrt(len(h)) == 7 else h,
+    51: lambda h: h * 2 if len(h) * 3 == 153 else h,
+}
+
+
+@pytest.mark.parametrize("n", COMPUTED)
+def test_so_is_a_larger_number_that_is_computed(n):
+    with pytest.raises(InputError, match=f"others where they are {n}"):
+        stepped(COMPUTED[n], is_whole=True, n_rows=2 * n)
 
 
 def of_a_square(h: Tensor) -> Tensor:
