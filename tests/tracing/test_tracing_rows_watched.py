@@ -565,6 +565,39 @@ def test_numbers_are_put_elsewhere_only_where_something_may_bend(
     assert all(evenly for evenly, _ in asked)
 
 
+class Scaled(nn.Module):
+    """Goes by a number of its weights."""
+
+    def __init__(self, scale: Any) -> None:
+        super().__init__()
+        self.scales, self.scale = nn.Parameter(torch.rand(2)), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale(self.scales, x)
+
+
+@pytest.mark.parametrize(
+    ("scale", "is_of_rows"),
+    [
+        (lambda scales, x: x * scales[0], False),
+        (lambda scales, x: x * scales.norm().clamp(max=2), False),
+        (lambda scales, x: x * scales[(x > 9).any().long()], True),
+        (lambda scales, x: scales[0] * x.mean().clamp(max=1e9), True),
+        (lambda scales, x: (scales[0] * x.mean()).clamp(max=1e9), True),
+        (lambda scales, x: (scales * x[:, :2]).mean().clamp(max=1e9), True),
+    ],
+)
+def test_numbers_of_weights_alone_are_left_where_they_are(
+    scale: Any, is_of_rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    elsewhere = row_questions.numbers_elsewhere
+    monkeypatch.setattr(row_questions, "numbers_elsewhere", lambda run: asked.append(0) or elsewhere(run))
+    torch.manual_seed(0)
+    capture(nn.Sequential(nn.Linear(4, 4), Scaled(scale)), (torch.randn(2, 4),), closed=["1"])
+    assert bool(asked) is is_of_rows
+
+
 class Contrast(nn.Module):
     """Each row is told from the others, by the product of their features."""
 

@@ -7,11 +7,11 @@ alone. Asking there whether rows are mixed is left to ``row_questions``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...torch_private import HiddenMode
 from ..calls.functions import classify, tensors
@@ -36,7 +36,7 @@ LINEAR = frozenset({
 class Numbers(HiddenMode):
     """Notes the numbers that functions make of larger tensors, and may give others in their place.
 
-    They ``may_bend`` where something else than numbers that follow them evenly is made of them, or code reads
+    Not those made of weights alone, which are the same whatever the rows. They ``may_bend`` where something else than numbers that follow them evenly is made of them, or code reads
     them.
     """
 
@@ -64,12 +64,16 @@ class Numbers(HiddenMode):
             return result
         if is_of_them:
             self._made[id(result)] = result
-        elif is_number(result) and any(t.numel() > 1 for t in given):
+        elif is_number(result) and any(t.numel() > 1 for t in given) and not _are_weights(given):
             self.seen.append(result.detach().clone())
             other = self._other(len(self.seen) - 1, result)
             result = result if other is None else other
             self._made[id(result)] = result
         return result
+
+
+def _are_weights(given: Sequence[Tensor]) -> bool:
+    return all(isinstance(t, nn.Parameter) for t in given)
 
 
 @torch.enable_grad()
