@@ -155,3 +155,38 @@ def test_a_layer_that_hands_numbers_on_runs_once(
     found = capture(model, (torch.randn(2, 4),), closed=["0", "1", "2"]).variation.mixing
     assert not found.always
     assert {*given} >= {*range(3, 33)} if is_asking else given == [13]
+
+
+class Naming(nn.Module):
+    """A layer that is kept whole and names a function with a backward, which it may apply."""
+
+    def __init__(self, applies: Callable[[Tensor], bool]) -> None:
+        super().__init__()
+        self.linear, self.applies = nn.Linear(4, 4), applies
+
+    def forward(self, h: Tensor) -> Tensor:
+        h = self.linear(h)
+        return Doubled.apply(h) if self.applies(h) else h  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    ("applies", "is_asked"),
+    [
+        (lambda h: False, False),
+        (lambda h: h.requires_grad, True),
+        (lambda h: h.requires_grad and len(h) ** 2 == 1 << 20, True),
+        (lambda h: bool((h > 9).any()), True),
+    ],
+)
+def test_a_backward_that_is_only_named_is_not_run_on_each_number(
+    applies: Callable[[Tensor], bool], is_asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_rows, given = among_many.RowsMet._of_rows, set[int]()
+
+    def noting(met: Any, call: Any, rows: str, *told: Any) -> Any:
+        given.add(len(rows))
+        return of_rows(met, call, rows, *told)
+
+    monkeypatch.setattr(among_many.RowsMet, "_of_rows", noting)
+    capture(nn.Sequential(nn.Linear(4, 4), Naming(applies)), (torch.randn(2, 4),), closed=["1"])
+    assert given >= {*range(3, 33)} if is_asked else given == {13}

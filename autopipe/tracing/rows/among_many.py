@@ -29,7 +29,7 @@ from ..code.leaves import eager
 from ..code.own_code import OwnCode
 from ..inputs.structure import mapped
 from ..state.state import seed
-from .backwards import may_be_own
+from .backwards import came_of_own, is_hooked, may_be_own
 from .code_run import CodeRun
 from .held_back import gradient_of, may_hold_back
 from .noise import EvenNoise, NoDropout, is_drawn
@@ -219,20 +219,29 @@ class RowsMet:
 
     def _counts(self, call: Call) -> RowCounts:
         """What a call asks of how many rows there are, more than to hand it on."""
-        counts = RowCounts(_COUNTED)
+        counts, has_own, made = RowCounts(_COUNTED), may_be_own(self._code, call), None
+        seed(self._at)
         try:
-            self._of_rows(call, ("ab" * _COUNTED)[:_COUNTED], False, counts)
+            made, _ = self._of_rows(call, ("ab" * _COUNTED)[:_COUNTED], has_own, counts)
         except Exception as error:
             # any Python of the model, which may need a number for what code is told
             _logger.debug("%s was not told of counts: %s", call.name, error)
             counts.asks = True
         if counts.asks:
             self._begin()  # the call may have kept a count
-        # one that reads what it is given may come to other functions of it
-        may_run = None if counts.asks or counts.reads else self._ran.may_run
-        counts.asks |= may_be_own(self._code, call, may_run)
+        counts.asks |= has_own and self._may_ask_backwards(call, made, counts.reads)
         counts.asks |= self._code.may_ask_unseen(call, self._ran.may_run)
         return counts
+
+    def _may_ask_backwards(self, call: Call, made: Any, reads: bool) -> bool:
+        """Whether a backward that is not torch's own may ask how many rows there are.
+
+        One that code only names does not, where what was ``made`` came of none: code that has not asked for
+        their number, reads no data, draws nothing and leaves nothing behind does the same for any.
+        """
+        is_drawing = call.is_random and is_drawn(self._at)
+        is_told = not (is_hooked(self._code, call) or reads or is_drawing)
+        return not is_told or self._form.leaves_anything(call) or came_of_own(made)
 
     def _twos(self, call: Call, value: Any) -> dict[str, _Made]:
         """What a call gives for two rows, unlike or alike."""

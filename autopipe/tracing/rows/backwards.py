@@ -8,8 +8,7 @@ What forwards do to rows is left to ``mixing``.
 from __future__ import annotations
 
 import functools
-import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from ..state.example_data import hooks_kept_back
 from .noise import NoDropout
 from .results import ALLOWED, EQUAL, Rows, axes, is_close
 
-__all__ = ["OwnBackwards", "may_be_own", "mixed_in_backward"]
+__all__ = ["OwnBackwards", "came_of_own", "is_hooked", "may_be_own", "mixed_in_backward"]
 
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _Made = tuple[Call, int, int]
@@ -59,9 +58,9 @@ class OwnBackwards:
                 (c, 0, axis) for c in call.inputs for axis in axes(c, 0, self._dim, self._shapes)[:1]
             ]
             return
-        is_hooked = _is_hooked(self.code, call)
+        has_hooks = is_hooked(self.code, call)
         for i, tensor in enumerate(tensors(value)):
-            if any(map(_is_odd, _nodes_above(tensor.grad_fn, self._seen))) or is_hooked:
+            if any(map(_is_odd, _nodes_above(tensor.grad_fn, self._seen))) or has_hooks:
                 places = axes(call, i, self._dim, self._shapes)[:1]
                 self.found += [(call, i, axis) for axis in places]
                 self.without_rows += [] if places or tensor.grad_fn is None else [(call, i, 0)]
@@ -115,33 +114,25 @@ def _may_mix(code: OwnCode, form: Recording) -> bool:
     return any(
         call.kwargs.get(_BY_FREQUENCY)
         or call.hint in HOOKS
-        or _is_hooked(code, call)
+        or is_hooked(code, call)
         or (has_functions and code.is_own(call))
         for call in form.calls
     )
 
 
-def may_be_own(
-    code: OwnCode, call: Call, may_run: Callable[[types.FunctionType], bool] | None = None
-) -> bool:
-    """Whether a call may have a backward that is not torch's own: a function's, or a hook.
-
-    With ``may_run`` of a function only whose forward, where its class has one, is among what does.
-    """
-    functions = [f for f, _ in code.functions(call)]
-    ahead = {_class_of(f): f for f in functions if f.__name__ == "forward"}
-    own = (ahead.get(_class_of(f), f) for f in functions if f.__name__ == "backward")
-    return any(may_run is None or f.__name__ == "backward" or may_run(f) for f in own) or _is_hooked(
-        code, call
-    )
+def may_be_own(code: OwnCode, call: Call) -> bool:
+    """Whether a call may have a backward that is not torch's own: a function's, or a hook."""
+    has_backward = any(f.__name__ == "backward" for f, _ in code.functions(call))
+    return has_backward or is_hooked(code, call)
 
 
-def _class_of(function: types.FunctionType) -> tuple[str, str]:
-    """A method's class, by module and name."""
-    return function.__module__, function.__qualname__.rpartition(".")[0]
+def came_of_own(value: Any) -> bool:
+    """Whether a tensor in a value came of a function whose backward is not torch's own."""
+    seen = set[Node]()
+    return any(_is_odd(node) for t in tensors(value) for node in _nodes_above(t.grad_fn, seen))
 
 
-def _is_hooked(code: OwnCode, call: Call) -> bool:
+def is_hooked(code: OwnCode, call: Call) -> bool:
     """Whether code in or around a call may hook on gradients of what it computes, or on what is saved."""
     if call.region is not None and call.region.saved is not None:
         return True

@@ -36,8 +36,8 @@ LINEAR = frozenset({
 class Numbers(HiddenMode):
     """Notes the numbers that functions make of larger tensors, and may give others in their place.
 
-    Not those made of weights alone, which are the same whatever the rows. They ``may_bend`` where something else than numbers that follow them evenly is made of them, or code reads
-    them.
+    Not those made of weights alone, which are the same whatever the rows. They ``may_bend`` where something
+    else than numbers that follow them evenly is made of them, or code reads them.
     """
 
     def __init__(self, other: Callable[[int, Tensor], Tensor | None] = lambda place, number: None) -> None:

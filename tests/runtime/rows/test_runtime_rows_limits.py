@@ -221,6 +221,8 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
 EXACT_GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "held back": lambda h: h.detach() if len(h) ** 2 == 225 else h,
     "backward": Doubles.apply,
+    "backward where gradients are asked": lambda h: Doubles.apply(h) if h.requires_grad else h,
+    "backward of so many": lambda h: Doubles.apply(h) if h.requires_grad and len(h) ** 2 == 225 else h,
     "hook": hooked,
 }
 """Other gradients of exactly so many rows."""
