@@ -29,7 +29,7 @@ from ..code.leaves import eager
 from ..code.own_code import OwnCode
 from ..inputs.structure import mapped
 from ..state.state import seed
-from .backwards import came_of_own, is_hooked, may_be_own
+from .backwards import followed, is_hooked, may_be_own
 from .code_run import CodeRun
 from .held_back import gradient_of, may_hold_back
 from .noise import EvenNoise, NoDropout, is_drawn
@@ -219,29 +219,26 @@ class RowsMet:
 
     def _counts(self, call: Call) -> RowCounts:
         """What a call asks of how many rows there are, more than to hand it on."""
-        counts, has_own, made = RowCounts(_COUNTED), may_be_own(self._code, call), None
+        counts, has_own = RowCounts(_COUNTED), may_be_own(self._code, call)
         seed(self._at)
         try:
-            made, _ = self._of_rows(call, ("ab" * _COUNTED)[:_COUNTED], has_own, counts)
+            self._of_rows(call, ("ab" * _COUNTED)[:_COUNTED], has_own, counts)
         except Exception as error:
             # any Python of the model, which may need a number for what code is told
             _logger.debug("%s was not told of counts: %s", call.name, error)
             counts.asks = True
         if counts.asks:
             self._begin()  # the call may have kept a count
-        counts.asks |= has_own and self._may_ask_backwards(call, made, counts.reads)
+        counts.asks |= has_own and self._may_ask_unfollowed(call, counts.reads)
         counts.asks |= self._code.may_ask_unseen(call, self._ran.may_run)
         return counts
 
-    def _may_ask_backwards(self, call: Call, made: Any, reads: bool) -> bool:
-        """Whether a backward that is not torch's own may ask how many rows there are.
+    def _may_ask_unfollowed(self, call: Call, reads: bool) -> bool:
+        """Whether a backward that is not torch's own, and was not followed, may ask how many rows there are.
 
-        One that code only names does not, where what was ``made`` came of none: code that has not asked for
-        their number, reads no data, draws nothing and leaves nothing behind does the same for any.
+        Code that reads no data and draws nothing comes to the same one for any number, from the same state.
         """
-        is_drawing = call.is_random and is_drawn(self._at)
-        is_told = not (is_hooked(self._code, call) or reads or is_drawing)
-        return not is_told or self._form.leaves_anything(call) or came_of_own(made)
+        return is_hooked(self._code, call) or reads or (call.is_random and is_drawn(self._at))
 
     def _twos(self, call: Call, value: Any) -> dict[str, _Made]:
         """What a call gives for two rows, unlike or alike."""
@@ -354,7 +351,8 @@ class RowsMet:
         module = self._code.model.get_submodule(call.target) if is_module else None
         weights = [*given, *(p for p in module.parameters() if p.requires_grad)] if module else given
         along = [(t, axes(call, i, self._dim, self._shapes)) for i, t in enumerate(tensors(made))]
-        return made, gradient_of([each for each in along if each[1]], weights, (0,))
+        with nullcontext() if counts is None else followed(made, counts):
+            return made, gradient_of([each for each in along if each[1]], weights, (0,))
 
     def _places(self, call: Call, i: int) -> list[tuple[int, int]]:
         """The axes of a call's tensor along which rows lie, each with how many places every row has."""

@@ -7,6 +7,7 @@ What forwards do to rows is left to ``mixing``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,8 +26,9 @@ from ..code.own_code import HOOKS, OwnCode
 from ..state.example_data import hooks_kept_back
 from .noise import NoDropout
 from .results import ALLOWED, EQUAL, Rows, axes, is_close
+from .row_counts import RowCounts
 
-__all__ = ["OwnBackwards", "came_of_own", "is_hooked", "may_be_own", "mixed_in_backward"]
+__all__ = ["OwnBackwards", "followed", "is_hooked", "may_be_own", "mixed_in_backward"]
 
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _Made = tuple[Call, int, int]
@@ -126,10 +128,24 @@ def may_be_own(code: OwnCode, call: Call) -> bool:
     return has_backward or is_hooked(code, call)
 
 
-def came_of_own(value: Any) -> bool:
-    """Whether a tensor in a value came of a function whose backward is not torch's own."""
-    seen = set[Node]()
-    return any(_is_odd(node) for t in tensors(value) for node in _nodes_above(t.grad_fn, seen))
+@contextlib.contextmanager
+def followed(made: Any, counts: RowCounts) -> Iterator[None]:
+    """Within it, backwards of a model's own behind what a call ``made`` are also run as ``counts`` follows.
+
+    It is to be asked for gradients of all of that; what does not run then may ask for anything.
+    """
+    seen: set[Node] = set()
+    waiting = {node for t in tensors(made) for node in _nodes_above(t.grad_fn, seen) if _is_odd(node)}
+
+    def follow(node: Any, gradients: Any) -> None:
+        waiting.discard(node)
+        with counts:
+            node.apply(*gradients)
+
+    for node in filter(_is_own, [*waiting]):
+        node.register_prehook(functools.partial(follow, node))
+    yield
+    counts.asks |= bool(waiting)
 
 
 def is_hooked(code: OwnCode, call: Call) -> bool:
@@ -163,8 +179,11 @@ def _nodes_above(node: Node | None, seen: set[Node]) -> Iterator[Node]:
 
 
 def _is_odd(node: Node) -> bool:
-    kind = type(node)
-    return issubclass(kind, BackwardCFunction) or (_may_be_by_frequency(kind) and bool(getattr(node, _SAVED)))
+    return _is_own(node) or (_may_be_by_frequency(type(node)) and bool(getattr(node, _SAVED)))
+
+
+def _is_own(node: Node) -> bool:
+    return issubclass(type(node), BackwardCFunction)
 
 
 @functools.cache
