@@ -22,6 +22,10 @@ that find the fault.
 
 from __future__ import annotations
 
+import pathlib
+import sys
+from typing import NoReturn
+
 __all__ = [
     "AutopipeError",
     "CaptureError",
@@ -36,6 +40,8 @@ __all__ = [
     "StoreError",
     "UndecidedError",
     "VerificationError",
+    "of_models",
+    "raise_again",
 ]
 
 
@@ -96,3 +102,35 @@ class StaleError(AutopipeError, RuntimeError):
 
 class StepError(AutopipeError):
     """A rank failed, died or stalled during a step; names rank, stage, microbatch, action and cause."""
+
+
+_HERE = str(pathlib.Path(__file__).parent)
+_FAULTS = (AssertionError, AttributeError, ImportError, NameError, TypeError)
+_HANDS_ON = frozenset({"__call__", "__torch_dispatch__", "__torch_function__", "_run", "raise_again"})
+"""Code of autopipe's that calls a model's functions: errors of those that are not Python's end there."""
+
+
+def of_models() -> tuple[type[Exception], ...]:
+    """What an ``except`` is to take where any error of a model's code is an answer: not autopipe's own.
+
+    As in ``except of_models():``, of the error that is raised then. One that autopipe's code makes itself,
+    as by an attribute that is not there, would pass for what the model says.
+
+    >>> try:
+    ...     [].answer
+    ... except of_models() as error:
+    ...     print(error)
+    'list' object has no attribute 'answer'
+    """
+    error = sys.exc_info()[1]
+    step = None if error is None else error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    code = None if step is None else step.tb_frame.f_code
+    is_here = code is not None and code.co_filename.startswith(_HERE) and code.co_name not in _HANDS_ON
+    return () if isinstance(error, _FAULTS) and is_here else (Exception,)
+
+
+def raise_again(error: Exception) -> NoReturn:
+    """Raise an error of a model's that was kept, without the frames it was kept with."""
+    raise error.with_traceback(None)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from ..errors import AutopipeError, CaptureError, InputError, ModelError
+from ..errors import AutopipeError, CaptureError, InputError, ModelError, of_models
 from ..graph import Dim, OpGraph
 from .calls.call import Call
 from .calls.named import held_by
@@ -386,7 +386,7 @@ class Capture:
             return choose(question, run)
         except InputError:
             raise
-        except Exception as error:  # most likely inputs of sizes that the question is not for
+        except of_models() as error:  # most likely inputs of sizes that the question is not for
             form.variation.check(self.inputs, values)
             raise InputError(
                 f"{self.inputs.model}: what the model asks of its inputs cannot be asked of these: {error}"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from ..errors import AutopipeError, CaptureError
+from ..errors import AutopipeError, CaptureError, of_models
 from .calls.call import Call, Recording
 from .calls.likeness import distinct
 from .calls.perform import run_call
@@ -451,7 +451,7 @@ class CaptureForms:
         try:
             with torch.set_grad_enabled(form.setting.grad):
                 return choose(question, run)
-        except Exception:  # most likely inputs of sizes that the question is not for, which a call refuses
+        except of_models():  # most likely inputs of sizes that the question is not for, which a call refuses
             return None
 
     def _vary(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import AutopipeError
+from ...errors import AutopipeError, of_models
 from ...graph import Dim
 from ..calls.call import Call, Recording
 from ..calls.members import parameters_in
@@ -134,7 +134,7 @@ class Referee:
                 with torch.no_grad(), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     shown.append([t for t in run(given)[0] if isinstance(t, Tensor)])
-        except Exception:  # whatever it is: the model does not take these data
+        except of_models():  # whatever it is: the model does not take these data
             return False
         return any(map(_apart, *shown))
 
@@ -162,7 +162,7 @@ class Referee:
                 continue
             try:
                 expected = self._model(training, given)
-            except Exception:  # whatever it is: then the model does not take these data
+            except of_models():  # whatever it is: then the model does not take these data
                 continue
             return self._judge(training, given, expected)
         return None
@@ -175,13 +175,13 @@ class Referee:
         given = next(redrawn(self.given, seed=2), self.given)
         try:
             expected = self._second(self._run_model, training, given)
-        except Exception:  # whatever it is: then the model takes no second call of these data
+        except of_models():  # whatever it is: then the model takes no second call of these data
             return None
         try:
             got = self._second(functools.partial(self._run_graph, training), training, given)
         except AutopipeError:
             return None
-        except Exception as error:
+        except of_models() as error:
             return self._placed(training, None, f"in a second call it fails where the model runs: {error}")
         said = "; ".join(filter(None, map(_apart, expected, got)))
         again = self._second(self._run_model, training, given)
@@ -218,14 +218,14 @@ class Referee:
                 said = "" if is_idle else said
         except AutopipeError:
             return None  # the graph itself refuses these data
-        except Exception:  # whatever it is, the model does not raise it
+        except of_models():  # whatever it is, the model does not raise it
             said = "the captured graph fails where the model runs"
         if not said:
             self._knows_gradients |= self.forms[True] is self.forms[False]
             return None
         try:
             first, second = (self._model(training, given, watched=True) for _ in range(2))
-        except Exception as error:
+        except of_models() as error:
             return self._placed(training, None, f"it fails when it is called again: {error}")
         if again := _difference(first, second):
             place = _first_apart(first, second)
@@ -234,7 +234,7 @@ class Referee:
             return self._placed(training, place, f"it answers twice differently under equal seeds ({again})")
         try:
             place = _first_apart(first, self._graph(training, given, watched=True))
-        except Exception:
+        except of_models():
             place = None
         return self._placed(training, place, f"in {mode}, on other data than the example, {said}")
 
@@ -250,7 +250,7 @@ class Referee:
 
         try:
             shown = [self._shown(functools.partial(run, g), training, given, False) for g in (False, True)]
-        except Exception:  # whatever it is: the model goes by what it draws
+        except of_models():  # whatever it is: the model goes by what it draws
             return False
         return all(
             _difference(expected, s) in ("", _DRAWS) and s.drawn[-1] == expected.drawn[-1] for s in shown

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, device
 
+from ...errors import of_models
 from ...graph import Dim
 from ...units import Size, symbol
 from ..calls.call import Call, Depends, Recording, map_calls
@@ -165,7 +166,7 @@ class RowsMet:
     def _try(self, call: Call, ask: Callable[[Call], None]) -> None:
         try:
             ask(call)
-        except Exception as error:
+        except of_models() as error:
             # any Python of the model, on rows that it may not take, or whose axis is not known
             _logger.debug("%s was not run on more rows: %s", call.name, error)
 
@@ -223,7 +224,7 @@ class RowsMet:
         seed(self._at)
         try:
             self._of_rows(call, ("ab" * _COUNTED)[:_COUNTED], has_own, counts)
-        except Exception as error:
+        except of_models() as error:
             # any Python of the model, which may need a number for what code is told
             _logger.debug("%s was not told of counts: %s", call.name, error)
             counts.asks = True

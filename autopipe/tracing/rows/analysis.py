@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
+from ...errors import of_models
 from ...graph import Dim, batch_dim
 from ..calls.call import Call, Depends, Recording
 from ..calls.labels import LabelsSeen, counted_apart, several_counts, shares_are_unlike
@@ -177,7 +178,7 @@ def _counted_unlike(
             seen = LabelsSeen(options for _, options in means)
             try:
                 run(rows, seen.look)
-            except Exception as error:  # any Python of the model, on rows it may not take
+            except of_models() as error:  # any Python of the model, on rows it may not take
                 _logger.debug("labels of rows could not be counted: %s", error)
                 return ()
             counts.append(seen.counts())
@@ -235,7 +236,7 @@ def _held_back_ahead(
     run = rows_of(session.model, form, given, dim, session.device, start, alone=variation.takes_rows(2))
     try:
         return bool(RowGradients(session.model, run, taken, tuple, dim, variation.shapes).fault(more))
-    except Exception as error:  # any Python of the model, on rows it may not take
+    except of_models() as error:  # any Python of the model, on rows it may not take
         _logger.debug("gradients ahead of a tail could not be told apart: %s", error)
         return False
 
@@ -258,7 +259,7 @@ def _in_backward(
     more = variation.takes_rows(3 if alone else dim.example + 1)
     try:
         return mixed_in_backward(form, run, own, tail.ops, takes_more=more)
-    except Exception as error:  # any Python of the model, on rows it may not take
+    except of_models() as error:  # any Python of the model, on rows it may not take
         _logger.debug("backwards could not be told apart: %s", error)
         return {}
 

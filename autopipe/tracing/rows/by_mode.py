@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...errors import of_models
 from ..calls.call import Call, Recording
 from ..calls.functions import tensors
 from ..code.own_code import OwnCode
@@ -101,7 +102,8 @@ def in_training(
                 return InTraining(is_other, isinstance(plain, NoDropout) and not plain.is_of_rows)
             noise = EvenNoise(device)
             is_other = _is_other(evaluated, noise, run_in(True), look)
-    except Exception as error:  # any Python of the model, on rows it may not take; or noise that is not known
+    except of_models() as error:
+        # any Python of the model, on rows it may not take; or noise that is not known
         _logger.debug("the modes could not be told apart: %s", error)
         return InTraining(True, True)
     return InTraining(is_other or not noise.is_dropout, not noise.is_of_rows)

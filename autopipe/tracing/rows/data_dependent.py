@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ...errors import of_models
 from ...graph import Dim
 from ...torch_private import HiddenMode
 from ..calls.call import Call, Depends, Recording
@@ -126,7 +127,7 @@ class Watch:
             # what torch.compile met under such a mode it would never compile again
             with eager():
                 return self.see(run, look)
-        except Exception:  # whatever it is: code may not run while somebody watches
+        except of_models():  # whatever it is: code may not run while somebody watches
             with self.ran:
                 return run(rows, look)
 
@@ -299,7 +300,7 @@ def _apart(
 def _uneven(axes: Mapping[int, int], factor: float, rows: str, call: Call, value: Any) -> Any:
     """The value of a call with ``factor`` times row a, of those whose rows lie along ``axes``."""
     axis = axes.get(id(call))
-    if axis is None or value.shape[axis] != len(rows):
+    if axis is None or not isinstance(value, Tensor) or value.shape[axis] != len(rows):
         return None
     factors = value.new_tensor([factor if row == "a" else 1.0 for row in rows])
     return value * factors.view(-1, *[1] * (value.ndim - axis - 1))

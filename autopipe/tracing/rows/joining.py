@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import of_models
 from ...graph import Dim
 from ...units import Size
 from ..calls.call import Call, Depends
@@ -43,7 +44,7 @@ def joining(
     for sample in samples:
         try:
             untold = _ask(sample, dim, shapes, takes_more, steps, made, untold)
-        except Exception as error:
+        except of_models() as error:
             # any Python of the model, on rows that it may not take
             _logger.debug("how outputs of pieces are joined could not be told: %s", error)
         if not (untold is None or untold):

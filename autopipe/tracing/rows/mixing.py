@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ...arguments import brief
+from ...errors import of_models
 from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording
@@ -229,7 +230,7 @@ def _in_places(form: _Form, found: _Found, evaluated: Evaluated | None) -> tuple
                 first = both.of("aa") if both.is_of_two else []
                 form.code.gave[key] = _rows(form.given, dim, "ab", alone), both.of("ab"), first
             return said, both, ""
-        except Exception as error:
+        except of_models() as error:
             # any Python of the model, on rows it may not take: inputs may point to rows
             failed = brief(first_line(error))
             _logger.debug("rows could not be told apart: %s", failed)
@@ -310,7 +311,7 @@ def _of_others(results: Callable[..., Results], given: Mapping[str, Tensor], dim
     for rows in (turned, of_other_sign(turned, dim, floats)):
         try:
             yield results(rows, True)
-        except Exception as error:
+        except of_models() as error:
             # any Python of the model, on data that it may not take
             _logger.debug("outputs of other rows could not be told: %s", error)
 
@@ -328,7 +329,7 @@ def _of_lifted(
     said = {c.name: o["reduction"] for c in form.calls if (o := label_options(model, c)) is not None}
     try:
         found = results(given, alone, changes=lifted(model, form, dim, shapes)).sums()
-    except Exception as error:
+    except of_models() as error:
         # any Python of the model, on values that it may not take
         _logger.debug("sums could not be told from means: %s", error)
         found = dict.fromkeys(said)

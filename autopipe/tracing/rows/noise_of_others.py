@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ... import accelerator
+from ...errors import of_models
 from ...graph import Dim
 from ...torch_private import HiddenMode, TorchDispatchMode
 from ..calls.call import Call, Recording
@@ -89,7 +90,7 @@ def shared_draws(code: OwnCode, form: Recording, run: Rows, device: torch.device
         for drawn, rows in ((few, "ab"), (more, "abb")):
             with drawn:
                 run(rows, drawn.look)
-    except Exception as error:
+    except of_models() as error:
         # any Python of the model, on rows it may not take
         _logger.debug("what code draws for rows could not be seen: %s", error)
         return ()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import of_models
 from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording
@@ -159,7 +160,7 @@ def _fault(form: Recording, run: Rows, shapes: _Shapes, tail: Collection[str]) -
     try:
         pairs = zip(form.calls[-1].args[0], run("a", look), strict=True)
         made = [value for call, value in pairs if isinstance(call, Call)]
-    except Exception as error:  # any Python of the model, on rows it may not take
+    except of_models() as error:  # any Python of the model, on rows it may not take
         failed = next((c for c in form.calls if id(c) not in seen), form.calls[-1])
         if not other and failed.name not in tail and _takes_two(run):
             return f"{call_and_place(failed)} does not take a single row: {first_line(error)}", made

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...errors import of_models
 from ...graph import Dim, batch_dim
 from ..calls.call import Call, Depends, Recording, map_calls
 from ..calls.describe import expression
@@ -152,7 +153,8 @@ class FormPairs:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     made, other = give(here.form, own), give(there.form, its)
-            except Exception as error:  # any Python of the model, on rows it may not take; or noise not known
+            except of_models() as error:
+                # any Python of the model, on rows it may not take; or noise that is not known
                 _logger.debug("rows could not be answered otherwise: %s", error)
                 continue
             if not other.taken <= made.values.keys():

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...errors import of_models
 from ...graph import Dim, batch_dim
 from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
@@ -157,7 +158,7 @@ class CallsInTurn:
             if self._leaves_all():
                 return False
             before, left = self.after()[0], self.in_turn[0]
-        except Exception as error:  # any Python of the model, on rows it may not take
+        except of_models() as error:  # any Python of the model, on rows it may not take
             _logger.debug("what a forward leaves could not be looked at: %s", error)
             return True
         return before.keys() != left.keys() or not all(is_equal(before[n], left[n]) for n in left)
@@ -203,7 +204,7 @@ def _looked_at(what: str, otherwise: _T) -> Callable[[_Look[_T]], _Look[_T]]:
                 return look(calls)
             except _Otherwise:
                 return otherwise
-            except Exception as error:  # any Python of the model, on rows it may not take
+            except of_models() as error:  # any Python of the model, on rows it may not take
                 _logger.debug("%s could not be looked at: %s", what, error)
                 return otherwise
 
@@ -248,7 +249,7 @@ def carried_by(calls: CallsInTurn) -> str:
         behind, alone = calls.in_turn[1], calls.after(calls.other)[1]
     except _Otherwise:
         behind, alone = (), ()
-    except Exception as error:  # any Python of the model, on rows it may not take
+    except of_models() as error:  # any Python of the model, on rows it may not take
         _logger.debug("what a second call goes by could not be looked at: %s", error)
         return ""
     pairs = zip(tensors(behind), tensors(alone), strict=True)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...errors import of_models
 from ...graph import Dim
 from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
@@ -76,7 +77,7 @@ def fault_in_pieces(
 
         try:
             run(piece, compare)
-        except Exception as error:
+        except of_models() as error:
             at = next((c for c in form.calls if id(c) not in seen), form.calls[-1])
             return f"{call_and_place(at)} does not take a piece of the batch: {first_line(error)}"
         is_noisy = any(c.is_random for c in form.calls)
@@ -91,7 +92,7 @@ def fault_in_pieces(
         whole.clear()
         try:
             run(batch, keep)
-        except Exception:  # whatever it is: then these rows do not go together
+        except of_models():  # whatever it is: then these rows do not go together
             continue
         is_asked = True
         begins = (0, pieces[0][name].shape[axis])

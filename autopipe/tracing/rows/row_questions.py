@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, device, dtype
 
+from ...errors import of_models
 from ...graph import Dim
 from ...units import Size
 from ..calls.call import Call, Depends, Recording
@@ -240,7 +241,7 @@ def _met(asked: Asked, watch: Watch, in_turn: RowsMet) -> Met:
             return in_turn.found(asked.run(alone=True, times=_MANY), rows)
         asked.begin()
         return in_turn.kept(rows)
-    except Exception as error:
+    except of_models() as error:
         # any Python of the model, on rows it may not take
         _logger.debug("what goes by how many rows there are could not be seen: %s", error)
         return Met()
@@ -282,7 +283,7 @@ def _gathered(asked: Asked) -> dict[int, int] | None:
         return found
     try:
         stays = that_stay(asked.code.model, asked.form, asked.run(alone=True), *told, asked.device)
-    except Exception as error:
+    except of_models() as error:
         # any Python of the model, on rows it may not take
         _logger.debug("what goes by rows was not told: %s", error)
         return found
@@ -313,7 +314,7 @@ def if_told(find: Callable[..., str], *told: Any) -> str:
     """What mixes other rows, in words; nothing where the form does not take them."""
     try:
         return find(*told)
-    except Exception as error:
+    except of_models() as error:
         # any Python of the model, on data that it may not take
         _logger.debug("other rows could not be told apart: %s", error)
         return ""
@@ -351,7 +352,7 @@ def of_other_signs(
     names = signed(given, dim, form)
     try:
         return _of_others(results, of_other_sign(given, dim, names), alone, dim, shapes) if names else ""
-    except Exception as error:
+    except of_models() as error:
         # any Python of the model, on data that it may not take
         _logger.debug("not all inputs take the other sign: %s", error)
     one_each = (of_other_sign(given, dim, {name}) for name in names if len(names) > 1)
@@ -386,7 +387,7 @@ def _of_alike_layers(ask: Callable[..., str], watch: Watch) -> str:
         try:
             if not ask(alike=watch.alike):
                 return ""
-        except Exception as error:
+        except of_models() as error:
             # any Python of the model, in a layer that is given what another one made
             _logger.debug("alike layers could not be asked for one another: %s", error)
     return ask()
@@ -452,7 +453,7 @@ def _numbers_elsewhere(asked: Asked) -> tuple[list[Around], list[Around]]:
     """See :func:`numbers_elsewhere`; nothing where the form does not run so."""
     try:
         return numbers_elsewhere(asked.run(alone=True))
-    except Exception as error:
+    except of_models() as error:
         # any Python of the model: it may not run while somebody watches what torch is asked
         _logger.debug("numbers could not be seen: %s", error)
         return [], []
@@ -462,7 +463,7 @@ def _read(asked: Asked, watch: Watch, times: int) -> Reading:
     """What a form goes by, which may go another way on other data."""
     try:
         return reading(asked.form, asked.run(alone=asked.is_sure, times=times), watch)
-    except Exception as error:
+    except of_models() as error:
         # any Python of the model: it may not run while somebody watches what torch is asked
         _logger.debug("what code reads could not be seen: %s", error)
         return Reading()

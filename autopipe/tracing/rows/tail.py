@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from ...errors import of_models
 from ...graph import Dim, OpGraph, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording, map_calls
@@ -192,7 +193,7 @@ def find_tail(
                 late = tried(quiet=True)
                 return dataclasses.replace(late, before=f"{norms[0]} in training") if late.ops else tail
             return tail
-        except Exception as error:
+        except of_models() as error:
             # any Python of the model, on rows it may not take
             if any(form.takes_grad_mode for form in forms.values()):
                 return Tail(obstacle="it takes derivatives, which rows joined before it have none of")

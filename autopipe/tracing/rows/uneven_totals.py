@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...errors import of_models
 from ...graph import Dim
 from ...torch_private import HiddenMode, TorchDispatchMode
 from ...units import Size, symbol
@@ -90,7 +91,7 @@ def uneven_totals(
         made = made_of_contents(code.model, form, given, dim, shapes)
         made = _beside(form, made, that_stay(code.model, form, run, dim, shapes, device))
         found, asked, totals = _bent(code, form, dim, shapes, made)
-    except Exception as error:
+    except of_models() as error:
         # any Python of the model, on rows it may not take
         _logger.debug("what stays whatever rows hold could not be seen: %s", error)
     late, asked = [*filter(may_begin, (*found, *asked))], [*filter(may_begin, asked)]
@@ -230,7 +231,7 @@ def _even_inside(
     try:
         for rows in ("abb", "ab") if run_again else ():
             run_until(run, rows, run_again[-1], look)
-    except Exception as error:
+    except of_models() as error:
         # any Python of the model, which may not run while somebody watches
         _logger.debug("numbers that code makes could not be followed: %s", error)
     return {c for c in asked if c not in bent and (c in told or id(c) not in totals)}

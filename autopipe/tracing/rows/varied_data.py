@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ...errors import of_models
 from ...graph import Dim
 from ...torch_private import Unread, unread
 from ...units import Size
@@ -281,7 +282,7 @@ class _Parts:
         try:
             with eager():
                 self._values[id(call)] = found = self._of_alike(call, made)
-        except Exception:  # whatever it is: then nothing is proven
+        except of_models():  # whatever it is: then nothing is proven
             return True
         self._held[id(call)] = any(isinstance(t, Unread) for t in tensors(found))
         return self._held[id(call)]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from ...errors import of_models
 from ..calls.call import Call, Recording
 from ..calls.perform import ask, run_call
 
@@ -40,7 +41,7 @@ def otherwise(
         try:
             with torch.no_grad():
                 *others, answer = answers(tensors)
-        except Exception:  # whatever it is: these numbers are not what the model asks for
+        except of_models():  # whatever it is: these numbers are not what the model asks for
             continue
         if others == before and answer not in met:
             met.add(answer)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ...errors import CaptureError
+from ...errors import CaptureError, of_models
 from ..calls.call import Recording
 from ..calls.members import OF_ALL
 from ..code.kept import NamesRead
@@ -342,7 +342,7 @@ class Repeats:
             without = flatten(self.run(training, other_data))[0]
             self._left.append(self.changes_left())
             return are_close(after, without)
-        except Exception:  # whatever it is: then the model does not take these data
+        except of_models():  # whatever it is: then the model does not take these data
             return True
 
     def forgets_weights(self, training: bool) -> bool:
@@ -359,7 +359,7 @@ class Repeats:
                     switch(self.model, training)
                     results.append(flatten(self.run(training))[0])
                     self._left.append(self.changes_left())
-        except Exception:  # whatever it is: then the model does not take these weights
+        except of_models():  # whatever it is: then the model does not take these weights
             return True
         return are_close(*results)
 

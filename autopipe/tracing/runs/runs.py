@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from ...errors import AutopipeError, CaptureError, InputError, ModelError
+from ...errors import AutopipeError, CaptureError, InputError, ModelError, of_models
 from ..calls.call import Depends, Recording, Setting
 from ..calls.kinds import kind_of
 from ..calls.members import buffers_in, modules_in, parameters_in
@@ -499,7 +499,7 @@ class Runs:
             if change is None and are_close(self.answers.get(False, ()), one):
                 return True  # else it may draw: both are asked for with equal seeds
             return are_close(given(is_one=False), one)
-        except Exception:  # whatever it is: then the model does not take these data
+        except of_models():  # whatever it is: then the model does not take these data
             return True
 
 

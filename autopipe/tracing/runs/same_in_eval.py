@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...errors import of_models
 from ..calls.call import Call, Recording, map_calls
 from ..calls.functions import Versions
 from ..calls.members import modules_in
@@ -73,7 +74,7 @@ def evaluated(
                     run_call, model, recording.constants, call, args, kwargs, given, device
                 )
                 value = _shared(model, call, args, kwargs, twins, run) if twins else run()
-            except Exception:  # whatever it is: then it is not as recorded
+            except of_models():  # whatever it is: then it is not as recorded
                 return None
             seen.look(call, value)
             if not seen.is_as_recorded:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...errors import of_models
 from ..inputs.contents import are_equal_tensors
 from ..inputs.structure import flatten
 from ..state.example_data import device_of, fresh, other_data
@@ -49,7 +50,7 @@ def follow_sizes(model: nn.Module, changed: Sequence[Attribute], args: Any, kwar
             for attribute in changed:
                 attribute.put_back()
             then, left_then = run(given)
-    except Exception:  # whatever it is: then the model cannot be asked here
+    except of_models():  # whatever it is: then the model cannot be asked here
         return False
     return _are_equal(now, then) and _are_equal(left, left_then) and _are_equal(left, left_by_others)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import InputError
+from ...errors import InputError, of_models
 from ...graph import Dim
 from ..calls.call import Call, Guard, Recording, meta
 from ..inputs.structure import flatten
@@ -70,7 +70,7 @@ class Expected:
                     replay(model, form, given, device)
             except InputError as fault:
                 return str(fault)
-            except Exception as error:  # what it is, the graph meets on data, or does not
+            except of_models() as error:  # what it is, the graph meets on data, or does not
                 _logger.debug("what the model asks of sizes is not known ahead: %s", error)
             else:
                 return ""

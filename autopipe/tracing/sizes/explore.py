@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import CaptureError
+from ...errors import CaptureError, of_models
 from ...graph import Dim
 from ...units import Size, size_at
 from ..calls.call import Call, Guard, Recording
@@ -57,7 +57,7 @@ def confirm(
         warnings.simplefilter("ignore")
         try:
             seen = replay(model, form, given, device)
-        except Exception as error:
+        except of_models() as error:
             raise CaptureError(f"the captured graph fails at other sizes: {first_line(error)}") from error
     sizes = {d.name: given[d.where[0][0]].shape[d.where[0][1]] for d in variation.dims}
     value = functools.cache(lambda formula: size_at(formula, sizes))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import CaptureError
+from ...errors import CaptureError, of_models, raise_again
 from ...graph import Dim
 from ..calls.call import Guard, Recording
 from ..calls.functions import ExportFlags
@@ -138,7 +138,7 @@ class Explorer:
             return self._run(sizes, sharing)
         except _Changed:
             raise
-        except Exception:
+        except of_models():
             if any(s.is_used for s in sharing):  # it may come from data that are not right
                 return self.run(sizes)
             raise
@@ -194,7 +194,7 @@ class Explorer:
             expected = projected(answered, weights)
             replayed = self._replayed(form, trial.sizes, training=training, has_gradients=True)
             found = projected(replayed.result, weights)
-        except Exception as error:  # any Python of the model, which may take no gradients
+        except of_models() as error:  # any Python of the model, which may take no gradients
             _logger.debug("gradients could not be compared: %s", error)
             return False
         return not all(map(close_to, expected, found))
@@ -216,7 +216,7 @@ class Explorer:
         everything = {id(g) for form in self.forms for g in form.guards} - self.harmless
         try:
             seen = tuple(self._replayed(form, sizes) for form in self.forms)
-        except Exception:  # whatever it is, the model does not raise it
+        except of_models():  # whatever it is, the model does not raise it
             return everything, False
         failed = [g for g, _ in self._failed(seen)]
         if any(g.stays for g in failed):
@@ -244,7 +244,7 @@ class Explorer:
                     self._answered(sizes)
                     seen = tuple(self._replayed(form, sizes) for form in self.forms)
                     return self._does_harm(Trial(sizes, seen, True))
-            except Exception as error:  # any Python of the model, on data that it may not take
+            except of_models() as error:  # any Python of the model, on data that it may not take
                 _logger.debug("other data could not be tried: %s", error)
             finally:
                 self.last_answer, self._redraws = None, None
@@ -300,12 +300,12 @@ class Explorer:
             return ""
         try:
             expected, spec, kept = self._answered(trial.sizes, form, training, is_shared)
-        except Exception as error:
+        except of_models() as error:
             is_exported = hasattr(self.model, "_guards_fn")
             return f"the model itself fails: {first_line(error)}{_EXPORTED if is_exported else ''}"
         try:
             shown = self.shown(trial, form, training)
-        except Exception as error:
+        except of_models() as error:
             return f"the captured graph fails: {first_line(error)}"
         found = shown.result
         if len(expected) != len(found):
@@ -326,7 +326,7 @@ class Explorer:
         """Whether the results of samples that the example has are the same with more of them."""
         try:
             grown = self.shown(trial).result
-        except Exception:  # whatever it is: then nothing is kept
+        except of_models():  # whatever it is: then nothing is kept
             return False
         for before, after in zip(self._example.result, grown, strict=True):
             if all(isinstance(t, torch.Tensor) and t.dim() for t in (before, after)):
@@ -356,11 +356,11 @@ class Explorer:
         if self.last_answer is None or self.last_answer[0] != key:
             try:
                 self.last_answer = key, self._answer(sizes, form, training, is_shared)
-            except Exception as error:  # whatever it is, it is raised below
+            except of_models() as error:  # whatever it is, it is raised below
                 self.last_answer = key, error
         answer = self.last_answer[1]
         if isinstance(answer, Exception):
-            raise answer.with_traceback(None)
+            raise_again(answer)
         return answer
 
     def _answer(
@@ -390,7 +390,7 @@ class Explorer:
         """Whether the model itself runs at these sizes."""
         try:
             self._answered(sizes)
-        except Exception:  # whatever it is: then the model does not take them
+        except of_models():  # whatever it is: then the model does not take them
             return False
         return True
 
@@ -425,7 +425,7 @@ def first(run: Callable[[Mapping[Dim, int]], Trial], choices: Sequence[Mapping[D
             return run(sizes)
         except _Changed as error:
             reason = f"at {at}, {error}"
-        except Exception as error:
+        except of_models() as error:
             reason = f"at {at} it fails: {first_line(error)}"
     return reason
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from ...errors import of_models
 from ...units import Size
 from ..calls.call import Call, Depends, Recording, map_calls, meta
 from ..calls.kinds import Kind
@@ -166,7 +167,7 @@ def _runs_without_data(module: nn.Module, args: Any, kwargs: Any, region: Region
             of[name] = metas[id(tensor)]
         with torch.enable_grad(), contextlib.nullcontext() if region is None else context(region), seen:
             module(*args, **kwargs)
-    except Exception:  # whatever it is: then nothing is proven
+    except of_models():  # whatever it is: then nothing is proven
         return False
     finally:
         for of, name, tensor in held:
