@@ -12,6 +12,7 @@ import importlib
 import json
 import keyword
 import logging
+import os
 import sys
 import threading
 import types
@@ -202,6 +203,15 @@ class HiddenMode(overrides.TorchFunctionMode):
             HiddenMode._n_entered -= 1
             if not HiddenMode._n_entered:
                 setattr(overrides, _ASKED, HiddenMode._torchs)
+
+    @staticmethod
+    def be_forked() -> None:
+        """In a child of the process, where no other thread gives back the lock."""
+        HiddenMode._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=HiddenMode.be_forked)
 
 
 def _has_seen_function(given: Any) -> bool:

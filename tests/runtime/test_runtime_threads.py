@@ -1,7 +1,9 @@
 """Threads that share a runtime take turns; over ranks a second one is refused, and all are told."""
 
 import concurrent.futures
+import os
 import pathlib
+import signal
 import threading
 import types
 
@@ -12,7 +14,7 @@ from processes import run_ranks
 from torch import nn
 
 import autopipe
-from autopipe.errors import AutopipeError
+from autopipe.errors import AutopipeError, InputError
 
 
 def chain(*more):
@@ -111,6 +113,36 @@ def test_a_failed_call_gives_its_turn_back():
     thread.start()
     thread.join(20)
     assert not thread.is_alive()
+
+
+@pytest.mark.timeout(60)
+def test_a_child_that_is_forked_amid_another_threads_call_makes_a_runtime_of_its_own():
+    x, within, end = torch.randn(8, 8), threading.Event(), threading.Event()
+
+    def loss_fn(output, target):
+        within.set()
+        end.wait(60)
+        return mean_square(output, target)
+
+    pipe = autopipe.split(chain(nn.Dropout(0.5)), 2, args=(x,), costs="estimated")
+    rt = pipe.runtime(loss_fn, loss_on="microbatches")
+    thread = threading.Thread(target=lambda: rt.evaluate(x, target=x), daemon=True)
+    thread.start()
+    assert within.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        told = 0
+        try:
+            rt.evaluate(x, target=x)
+        except InputError as error:
+            told = "was forked while another thread" in str(error)
+        found = pipe.runtime(mean_square).evaluate(x, target=x).loss
+        os._exit(0 if told and found.isfinite() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    end.set()
+    thread.join(60)
+    assert rt.evaluate(x, target=x).loss.isfinite()
 
 
 @pytest.mark.timeout(100)

@@ -1,6 +1,9 @@
 """Threads that capture at once, and those that run models meanwhile."""
 
+import concurrent.futures
 import copy
+import os
+import signal
 import sys
 import threading
 
@@ -8,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from autopipe.errors import CaptureError, ModelError
 from autopipe.tracing import capture
+from autopipe.tracing.state import turns
 
 
 class Net(nn.Module):
@@ -115,3 +120,75 @@ def test_a_model_that_another_thread_runs_meanwhile_is_itself(hurried):
             done.set()
 
     in_threads(runs, captures)
+
+
+def test_a_child_that_is_forked_while_another_thread_captures_is_told_so():
+    """Its lock is one that nobody gives back, and torch is there as it is amid a capture."""
+    begun, end = threading.Event(), threading.Event()
+
+    def captures():
+        with turns.in_turn():
+            begun.set()
+            end.wait(60)
+
+    thread = threading.Thread(target=captures, daemon=True)
+    thread.start()
+    assert begun.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        try:
+            capture(Net(), (torch.randn(3, 4, 4),))
+        except CaptureError as error:
+            os._exit(0 if "was forked while another thread" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    end.set()
+    thread.join(60)
+    capture(Net(), (torch.randn(3, 4, 4),), dynamic=False)
+
+
+def test_a_child_of_a_thread_that_captures_goes_on():
+    with turns.in_turn():
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            with turns.in_turn():
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_forward_that_waits_for_a_thread_which_captures_is_told_so(monkeypatch):
+    monkeypatch.setattr(turns, "_STUCK_S", 0.2)
+
+    class Asking(Net):
+        def forward(self, x):
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                pool.submit(capture, Net(), (x.detach() * 1,)).result()
+            return super().forward(x)
+
+    with pytest.raises(
+        (CaptureError, ModelError), match=r"is to capture, while thread .* captures and has waited"
+    ):
+        capture(Asking(), (torch.randn(3, 4, 4),))
+
+
+def test_threads_wait_for_one_that_captures_long(monkeypatch):
+    """Who computes all the while, or waits here and there, is not stuck."""
+    monkeypatch.setattr(turns, "_STUCK_S", 0.2)
+    begun, never = threading.Event(), threading.Event()
+
+    def captures():
+        with turns.in_turn():
+            begun.set()
+            for _ in range(8):
+                never.wait(0.1)
+                sum(range(100_000))
+
+    thread = threading.Thread(target=captures, daemon=True)
+    thread.start()
+    assert begun.wait(60)
+    with turns.in_turn():
+        thread.join(60)
+    assert not thread.is_alive()
