@@ -45,6 +45,41 @@ class Merging(nn.Linear):
         return super().forward(x) if self.is_merged else super().forward(x) + x @ self.a.T @ self.b.T
 
 
+class Assigning(nn.Linear):
+    """Keeps its weight apart, which training has in the weight's place, evaluation beside an adapter's."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n, n)
+        self.a, self.b = nn.Parameter(torch.randn(2, n) / 8), nn.Parameter(torch.randn(n, 2) / 8)
+        self.base = self.weight.data.clone()
+        self.weight.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> nn.Module:
+        super().train(mode)
+        self.weight.data = self.base if mode else self.base + (self.b @ self.a).detach()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x @ self.a.T @ self.b.T if self.training else super().forward(x)
+
+
+@pytest.mark.parametrize("found", [False, True])
+@pytest.mark.parametrize("n", [8, 300])
+def test_weights_that_take_the_memory_of_other_tensors_leave_it_to_these(n: int, found: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Assigning(n), nn.ReLU(), Assigning(n), nn.Linear(n, 2)).train(found)
+    bases = [model[i].base for i in (0, 2)]
+    before, twin = [base.clone() for base in bases], copy.deepcopy(model)
+    captured = capture(model, (torch.randn(2, n),))
+    assert all(map(torch.equal, bases, before))
+    assert [model[i].weight.data_ptr() == model[i].base.data_ptr() for i in (0, 2)] == [found] * 2
+    x = torch.randn(3, n)
+    for training in (found, not found, found):
+        torch.testing.assert_close(captured.model.train(training)(x), twin.train(training)(x))
+        torch.testing.assert_close(captured(x), twin(x))
+    assert all(map(torch.equal, bases, before))
+
+
 @pytest.mark.parametrize("found", [False, True])
 @pytest.mark.parametrize("n", [8, 300])
 @pytest.mark.parametrize("write", [in_place, by_new_data, by_foreach])

@@ -49,8 +49,8 @@ class Held:
             del kept[key]
         others = [t for _, _, t in found.tensors if id(t) not in apart and t.layout is torch.strided]
         for t in others:  # queues are larger than what captures look at
-            if t.nbytes <= _MOST_BYTES:
-                kept.setdefault(id(t), (t, t.detach().clone()))
+            if t.nbytes <= _MOST_BYTES and id(t) not in kept:
+                self.snapshot.keep(t)
         self._left = [(t, t._version) for t in others if id(t) not in kept]
         arrays = (a for a in found.seen.values() if isinstance(a, np.ndarray) and a.flags.writeable)
         self._arrays = [(a, a.copy()) for a in arrays if a.nbytes <= _MOST_BYTES]

@@ -84,9 +84,10 @@ class Snapshot:
         buffers = (b for _, b in buffers_in(model))
         small = (t for t in (*self.weights, *(t for _, _, t in self.reached.tensors)) if _is_small(t))
         written = map(model.get_parameter, _WRITTEN.get(model, ()))
-        self.tensors = {
-            id(t): (t, t.detach().clone()) for t in (*buffers, *small, *written) if not _is_absent(t)
-        }
+        self.tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._memory: dict[int, torch.Tensor] = {}
+        for tensor in (t for t in (*buffers, *small, *written) if not _is_absent(t)):
+            self.keep(tensor)
         self.switches_plainly = all(_switches_plainly(m) for _, m, _ in self.modules)
         self.generators = [saved(g) for _, _, g in self.reached.generators]
         self.seeded = saved(torch.default_generator)
@@ -166,7 +167,7 @@ class Snapshot:
         self._put_back_generators()
         self._put_back_gradients()
         if seen is None:
-            _put_back_tensors(self.glance.written())
+            self._put_back_tensors(self.glance.written())
 
     def _put_back_generators(self) -> None:
         for put_back in self.generators:
@@ -179,6 +180,16 @@ class Snapshot:
             if weight.requires_grad is not takes:
                 weight.requires_grad_(takes)
 
+    def _put_back_tensors(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Let tensors hold what their copies do, in the memory that they had: other memory may be others'."""
+        pairs = [*pairs]
+        with torch.no_grad() if pairs else contextlib.nullcontext():
+            for tensor, value in pairs:
+                if not _lies_in(self._memory[id(tensor)], tensor):
+                    tensor.data = self._memory[id(tensor)]
+                if not are_equal_tensors(tensor, value):
+                    tensor.data.copy_(value)
+
     def restore(self) -> None:
         """Put everything back, the same objects with the same content."""
         self.glance.forget()
@@ -189,7 +200,7 @@ class Snapshot:
         self.beside.restore()
         self._put_back_generators()
         self._put_back_gradients()
-        _put_back_tensors(self.tensors.values())
+        self._put_back_tensors(self.tensors.values())
 
     def include(self, names: Iterable[str]) -> None:
         """Put these parameters back too, which nothing has written to so far; later snapshots do likewise."""
@@ -200,8 +211,13 @@ class Snapshot:
     def _include(self, name: str, parameter: torch.Tensor, held: torch.Tensor) -> None:
         note_written(self.model, [name])
         if id(parameter) not in self.tensors and not _is_absent(parameter):
-            self.tensors[id(parameter)] = parameter, held.detach().clone()
+            self.keep(parameter, held)
             self.glance.include(*self.tensors[id(parameter)])
+
+    def keep(self, tensor: torch.Tensor, held: torch.Tensor | None = None) -> None:
+        """Put this tensor back too, in the memory that it has, or had if it ``held`` that."""
+        held = (tensor if held is None else held).detach()
+        self.tensors[id(tensor)], self._memory[id(tensor)] = (tensor, held.clone()), held
 
     def tensors_held(self) -> Iterator[torch.Tensor]:
         """Every tensor in an attribute of a module or in a container there."""
@@ -275,15 +291,12 @@ def _switches_plainly(module: nn.Module) -> bool:
     return not is_own and type(module).__setattr__ is nn.Module.__setattr__
 
 
-def _put_back_tensors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Let tensors hold what their copies do, in the shape and dtype of these."""
-    pairs = [*pairs]
-    with torch.no_grad() if pairs else contextlib.nullcontext():
-        for tensor, value in pairs:
-            if tensor.shape != value.shape or tensor.dtype is not value.dtype:
-                tensor.data = value.clone()
-            elif not are_equal_tensors(tensor, value):
-                tensor.data.copy_(value)
+def _lies_in(memory: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether a tensor is what it was when this was made of it: its memory, in the same form."""
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter)
+    is_laid_alike = tensor.shape == memory.shape and tensor.stride() == memory.stride()
+    is_there = not is_plain or tensor.data_ptr() == memory.data_ptr()
+    return is_there and is_laid_alike and tensor.dtype is memory.dtype
 
 
 def _is_drawn(generator: Any, put_back: Callable[[], None]) -> bool:
