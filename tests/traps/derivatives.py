@@ -219,10 +219,45 @@ def func_jvp(self: Any, x: Tensor) -> Tensor:
     return self.run(value + tangent)
 
 
-@trap("safe")
+@trap()
 def func_vjp(self: Any, x: Tensor) -> Tensor:
     value, pull = torch.func.vjp(torch.sin, x)
     return self.run(value + pull(torch.ones_like(value))[0])
+
+
+@trap()
+class FuncVjpOfOwnLayer(Factored):
+    def transformed(self, x: Tensor) -> Tensor:
+        value, pull = torch.func.vjp(lambda t, u: self.inner(t).tanh() * u * self.factor, x, x + 1)
+        first, second = pull(x.cos(), retain_graph=True)
+        return value + first + pull(value)[1] * second
+
+
+@trap()
+def func_vjp_with_aux(self: Any, x: Tensor) -> Tensor:
+    value, pull, aux = torch.func.vjp(lambda t: ((t.sin(), t.exp()), {"cos": t.cos()}), x, has_aux=True)
+    return self.run(value[0] + pull((x, aux["cos"]))[0] + value[1] * 0.1)
+
+
+@trap()
+def func_vjp_that_nobody_pulls(self: Any, x: Tensor) -> Tensor:
+    return self.run(torch.func.vjp(torch.sin, x)[0])
+
+
+@trap("safe")
+def func_vjp_of_draws(self: Any, x: Tensor) -> Tensor:
+    value, pull = torch.func.vjp(lambda t: torch.nn.functional.dropout(t, 0.5), x)
+    return self.run(value + pull(torch.ones_like(value))[0])
+
+
+@trap()
+def functionalized(self: Any, x: Tensor) -> Tensor:
+    def written(t: Tensor) -> Tensor:
+        y = self.layers[0](t).clone()
+        y[..., 0].mul_(2)
+        return y.tanh_()
+
+    return self.run(torch.func.functionalize(written, remove="mutations_and_views")(x) + x)
 
 
 @trap("safe")

@@ -233,6 +233,11 @@ def nested_tensor(self: Any, x: Tensor) -> Tensor:
 
 
 @trap("refused")
+def masked_tensor(self: Any, x: Tensor) -> Tensor:
+    return self.run(torch.masked.masked_tensor(self.layers[0](x), x > 0).to_tensor(0.0))
+
+
+@trap("refused")
 def nested_tensor_without_layout(self: Any, x: Tensor) -> Tensor:
     nested = torch.nested.nested_tensor([x[0], x[0, :3]])
     return self.run(torch.nested.to_padded_tensor(nested * 2, 0.0) + x[:1])

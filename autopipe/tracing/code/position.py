@@ -166,6 +166,13 @@ class Position:
             "one length"
         )
 
+    def refuse_masked(self) -> NoReturn:
+        """Stop recording: the code makes a masked tensor."""
+        self.keep_whole(
+            f"{self.source()}: makes a masked tensor, which tells torch neither values nor mask; compute "
+            "with both as tensors of their own, as functions of torch.masked do"
+        )
+
     def keep_maker(self) -> None:
         """Code runs that other code has made for sizes it settled on: what the model calls stays whole."""
         function = opaque.outermost(self.holds)

@@ -42,6 +42,40 @@ def _jvp(route: Route, original: Any) -> Any:
     return impl
 
 
+def _vjp(route: Route, original: Any) -> Any:
+    """What is computed, and a function of cotangents that computes it anew, as a graph holds no function."""
+
+    def impl(func: Any, *primals: Any, argnums: Any = None, has_aux: bool = False) -> Any:
+        recorder = route.active
+        if recorder is None:
+            return original(func, *primals, argnums=argnums, has_aux=has_aux)
+        how = argnums, has_aux
+        value, pulled = functools.partial(_value, original), functools.partial(_pulled, original)
+        made = recorder.opaque.mapped(value, func, how, primals, {}, "vjp")
+        if recorder.ledger.calls[-1].is_random:
+            recorder.opaque.refuse_function("vjp", " draws at random, and")
+
+        def pull(cotangents: Any, **options: Any) -> Any:
+            if (recorder := route.active) is None:
+                return pulled(func, *how, cotangents, *primals, **options)
+            return recorder.opaque.mapped(pulled, func, how, (cotangents, *primals), options, "vjp")
+
+        return (made[0], pull, made[1]) if has_aux else (made, pull)
+
+    return impl
+
+
+def _value(original: Any, func: Any, argnums: Any, has_aux: bool, *primals: Any) -> Any:
+    made = original(func, *primals, argnums=argnums, has_aux=has_aux)
+    return (made[0], made[2]) if has_aux else made[0]
+
+
+def _pulled(
+    original: Any, func: Any, argnums: Any, has_aux: bool, cotangents: Any, *primals: Any, **options: Any
+) -> Any:
+    return original(func, *primals, argnums=argnums, has_aux=has_aux)[1](cotangents, **options)
+
+
 def _refused_function(name: str) -> Maker:
     def make(route: Route, original: Any) -> Any:
         def transform(*args: Any, **kwargs: Any) -> Any:
@@ -138,10 +172,10 @@ TRANSFORMS: tuple[tuple[Any, str, Maker], ...] = (
     (*GRAD, _grad_of("grad")),
     (*GRAD_AND_VALUE, _grad_of("grad_and_value")),
     (*JVP, _jvp),
-    (*VJP, _refused_function("vjp")),
+    (*VJP, _vjp),
     (*LINEARIZE, _refused_function("linearize")),
     (torch.func, "linearize", _refused_function("linearize")),
-    *((torch.func, name, _applied(name)) for name in ("jacrev", "jacfwd", "hessian")),
+    *((torch.func, name, _applied(name)) for name in ("jacrev", "jacfwd", "hessian", "functionalize")),
     (*VMAP, _vmap),
     *((home, "cond", _cond) for home in (torch, CONTROL)),
     *(

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...errors import of_models
 from ...torch_private import HiddenMode
 from ..calls import describe, functions, lifting, named
 from ..calls.call import UNSAFE, Call, Depends
@@ -310,7 +311,7 @@ class OpaqueCalls:
             )
             call.depends = self.ledger.depends(call)
             result = self._perform(call, functools.partial(self._first_run, call, method, module), actual)
-        except Exception as error:
+        except of_models() as error:
             raise CloseModule(
                 path, f"{name} of {path or 'the model'} cannot stay whole alone: {error}"
             ) from error
@@ -380,11 +381,11 @@ class OpaqueCalls:
             f"{self.at.source()}: backward() inside a forward; torch.autograd.grad gives the gradients"
         )
 
-    def refuse_function(self, name: str) -> NoReturn:
+    def refuse_function(self, name: str, said: str = "") -> NoReturn:
         """A transform gives back a function, which no graph holds."""
         self.at.keep_whole(
-            f"{self.at.source()}: torch.func.{name} gives back a function of what was computed, which a "
-            "graph cannot hold; torch.autograd.grad or torch.func.grad gives the derivative itself"
+            f"{self.at.source()}: torch.func.{name}{said} gives back a function of what was computed, which "
+            "a graph cannot hold; torch.autograd.grad or torch.func.grad gives the derivative itself"
         )
 
     def refuse_named(self, name: str) -> NoReturn:

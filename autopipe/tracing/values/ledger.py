@@ -146,6 +146,8 @@ class Ledger:
         """
         if tensor.is_nested:
             self.at.refuse_nested()
+        if isinstance(tensor, torch.masked.MaskedTensor):
+            self.at.refuse_masked()
         if getattr(tensor, "fake_mode", None) is not None:
             self.at.keep_whole(f"{self.at.source()}: a function is compiled by torch.compile while it runs")
         if self.watched is not None and id(tensor) in self.watched:
