@@ -152,6 +152,16 @@ class _Task:
         check_room(whole.ops, ranks, **_asked(options, whole, ranks, counts[0]))
         return cls(whole, options, device, ranks, costs, counts)
 
+    @property
+    def _names_ops(self) -> bool:
+        """Whether ops are asked for by their names, which others have once modules are opened."""
+        asked = self.options.solver
+        given = {*asked.get("pin", ()), *(name for group in asked.get("together", ()) for name in group)}
+        ops = self.whole.ops
+        paths = [f"{op.module_path}." for op in ops.compute]
+        named = (n for n in given if n in ops.by_name and not any(p.startswith(f"{n}.") for p in paths))
+        return bool(asked.get("uncut")) or any(named)
+
     def planned(self, n_microbatches: int) -> Planned:
         """The best plan found for so many microbatches."""
         options, cut, known = self.options, self.options.cut, dict[str, Known]()
@@ -175,7 +185,7 @@ class _Task:
         def usual_s(graph: Capture) -> float:
             return usual_time_s(graph.ops, self.ranks)
 
-        may_open = cut.balance == "cost" and not isinstance(self.costs, CostTable)
+        may_open = cut.balance == "cost" and not isinstance(self.costs, CostTable) and not self._names_ops
         limit_s = None if cut.time_limit_s is None else cut.time_limit_s / len(self.counts)
         return refine(self.whole, price, solved, usual_s, may_open=may_open, time_limit_s=limit_s)
 

@@ -147,7 +147,8 @@ def split(
     recompute: what runs again in backward instead of being kept: ``"never"``, ``"auto"`` (the cheapest
         blocks, leaf modules or groups, that let a stage fit) or ``"always"`` (whole stages).
     ties: tied parameters: ``"sync"`` (a copy per stage, gradients summed), ``"colocate"``, or ``"auto"``.
-    pin: module path → stage, such as ``{"lm_head": 3}``.
+    pin: module path → stage, such as ``{"lm_head": 3}``, or the name of an op, as the plan shows it: where
+        ops are named no module is opened for balance, as names are others then.
     store: a folder that keeps measurements between runs and models; by default nothing is kept.
     precision: how its parameters are kept: ``"fp32"``, ``"bf16-mixed"`` (fp32 master and gradients: 18 bytes
         a parameter with Adam), ``"bf16"`` (nothing else) or ``"fp8"``; by default as the model's own are.

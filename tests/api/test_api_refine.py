@@ -13,7 +13,7 @@ from torch import nn
 import autopipe
 from autopipe.api.refine import AGAIN, HURRY, TOLERANCE, _imbalance
 from autopipe.costs import CostTable, OpCost
-from autopipe.errors import CaptureError, InfeasibleError
+from autopipe.errors import CaptureError, InfeasibleError, PlanError
 from autopipe.hardware import Cluster
 from autopipe.solve import chain, solve
 
@@ -58,6 +58,27 @@ def test_the_leaf_in_the_way_of_balance_is_opened_and_no_other():
     assert "blocks.2" not in leaves(pipe)
     assert {"blocks.0", "blocks.1", "blocks.3"} <= leaves(pipe)
     assert imbalance(pipe.plan) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "asked", [{"pin": {"blocks_2": 0}}, {"together": [["blocks_2"]]}, {"uncut": ["blocks_2"]}]
+)
+def test_where_ops_are_named_modules_stay_whole_in_which_others_would_have_these_names(asked):
+    pipe = split(Uneven(), **asked)
+    assert "blocks_2" in pipe.plan.stages_of
+
+
+def test_ops_that_a_plan_shows_are_named_once_what_it_opened_is_opened():
+    opened, pin = split(Uneven()).plan.settings["opened"], {"blocks_2_inner_10": 0}
+    assert split(Uneven(), open=opened, pin=pin).plan.stages_of["blocks_2_inner_10"] == (0,)
+    with pytest.raises(PlanError, match=r"did you mean 'blocks_2' .* open=plan.settings\['opened'\]"):
+        split(Uneven(), pin=pin)
+
+
+def test_a_module_that_is_pinned_by_its_path_may_be_opened():
+    pipe = split(Uneven(), pin={"blocks.3": 1})
+    assert "blocks_2" not in pipe.plan.stages_of
+    assert pipe.plan.stages_of["blocks_3"] == (1,)
 
 
 def test_a_leaf_pinned_closed_stays_whole():

@@ -55,6 +55,12 @@ def test_pins_that_cannot_be_met_say_so():
         made(pin={"layer3": 3})
     with pytest.raises(PlanError, match="matches no op"):
         made(pin={"layers.3": 1})
+    with pytest.raises(PlanError, match="did you mean 'layer3' or"):
+        made(pin={"layer_3": 1})
+    with pytest.raises(PlanError, match=r"uncut value 'heads' is no op .* did you mean 'head'\?"):
+        made(uncut=["heads"])
+    with pytest.raises(PlanError, match=r"'layer3' is one op here: .* open=\['layer3'\]"):
+        made(pin={"layer3.inner": 1})
     with pytest.raises(InfeasibleError, match="drop a pin"):
         made(pin={"embed": 1})
 

@@ -19,7 +19,7 @@ from ..definition.contract import merge
 from ..definition.problem import HUGE, Item, Net, Problem, Share, Stage
 from ..definition.relaxed import at_one_pace
 from ..proof.filling import windows
-from .source import Source, cheapest_link
+from .source import Source, cheapest_link, named_near
 
 __all__ = ["formulate"]
 
@@ -283,8 +283,8 @@ class _Maker:
         for value in self.settings.uncut:
             if value not in self.index:
                 raise PlanError(
-                    f"uncut value {value!r} is no op of the graph that a stage computes; print(capture.ops) "
-                    "has their names"
+                    f"uncut value {value!r} is no op of the graph that a stage computes; "
+                    f"{named_near(self.graph, value)}"
                 )
             sets.append([self.index[value], *sorted(self.users[value] - {len(self.placed)})])
         if self.settings.ties == "colocate" and problem.one_stage_per_rank:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...arguments import Check, flag, mapping, names, number, plain, sequence, whole, word
+from ...arguments import Check, brief, flag, mapping, names, number, plain, sequence, whole, word
 from ...errors import InputError
 from ...hardware import MOST_RANKS
 from ...plans import Plan
@@ -35,6 +35,11 @@ def _pins(name: str, value: Any) -> dict[str, int]:
         if value is None
         else mapping(name, value, "a dict of module path to stage, such as {'lm_head': 3}")
     )
+    for path, stage in given.items():
+        if plain(stage) is None:
+            raise InputError(
+                f"{name}[{path!r}] is {brief(stage)}; it must be a stage's number: 0, or -1 for the last"
+            )
     return {path: whole(f"{name}[{path!r}]", stage, -MOST_RANKS, MOST_RANKS) for path, stage in given.items()}
 
 

@@ -6,6 +6,7 @@ The integer problem of one case is left to ``formulate``.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import numbers
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from .options import Limit, Settings
 from .tails import with_outputs_kept, with_tail
 from .work import work_of
 
-__all__ = ["Source", "cheapest_link", "limits_of", "slowest_link"]
+__all__ = ["Source", "cheapest_link", "limits_of", "named_near", "slowest_link"]
 
 _INT_BYTES = 8
 _MOST_S, _LEAST_S = 1e6, 1e-12
@@ -32,6 +33,8 @@ _MOST_SUM_S = 1e8
 _MOST_BYTES = 1 << 50
 _LOST = 0.1
 """The part of all costs that may be lost where each is rounded to whole nanoseconds."""
+_SHOWN = 12
+"""So many names are listed where none is near."""
 _BYTES = "saved_bytes", "workspace_bytes", "backward_workspace_bytes"
 
 Cost = TypeVar("Cost", OpCost, CostTable)
@@ -121,13 +124,8 @@ class Source:
 
     def matching(self, prefix: str, what: str) -> list[Op]:
         """The ops that a path or name given for ``what`` means. Raises :class:`PlanError` for none."""
-        ops, found = self.graph.compute, self.graph.under(prefix)
-        if not found:
-            example = next((op.module_path for op in ops if op.module_path), ops[0].name if ops else "")
-            raise PlanError(
-                f"{what} {prefix!r} matches no op; give the path of a module that the graph calls, "
-                f"such as {example!r}, or an op's name"
-            )
+        if not (found := self.graph.under(prefix)):
+            raise PlanError(f"{what} {prefix!r} matches no op; {named_near(self.graph, prefix)}")
         return found
 
     @functools.cached_property
@@ -164,6 +162,24 @@ class Source:
             training=self.settings.training,
             may_recompute=self.settings.recompute != "never",
         )
+
+
+def named_near(graph: OpGraph, name: str) -> str:
+    """What to give in place of a name that nothing has, in words: paths of modules, and names of ops."""
+    paths = {op.target if op.kind == "module" else op.module_path for op in graph.compute} - {""}
+    if inside := max((p for p in paths if name.startswith(f"{p}.")), key=len, default=""):
+        return f"{inside!r} is one op here: name that, or open it with open=[{inside!r}]"
+    steps = [path.split(".") for path in sorted(paths)]
+    above = (".".join(of[:n]) for of in steps for n in range(1, len(of) + 1))
+    known = [*dict.fromkeys((*above, *(op.name for op in graph.compute)))]
+    near = difflib.get_close_matches(name, known, 3)
+    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    there = ", ".join(map(repr, known[:_SHOWN]))
+    which = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {there}{more}."
+    return (
+        f"give the path of a module that the graph calls or the name of an op: {which} Names of ops in a "
+        "plan that opened modules are those of the model captured with open=plan.settings['opened']"
+    )
 
 
 def limits_of(given: Limit, n_ranks: int) -> tuple[int, ...]:
