@@ -74,7 +74,8 @@ class Runtime(BetweenSteps):
         alone are asked about of torch's own losses, and where the plan's memory has no room for all: there a
         loss that needs the batch is refused. ``loss_weight`` says that it is called with each.
     release: free the weights of stages that other ranks own; :meth:`gather_weights` brings them back.
-    batch_dims: input name → batch axis, or None for an input every microbatch gets whole; ``target`` too.
+    batch_dims: input name → batch axis, or None for an input every microbatch gets whole; ``target`` too. Of
+        an argument that holds several tensors, as a state ``(h, c)``, its name speaks of all.
     stall_limit_s: how long a rank may make no progress in a call before all stop, and a tenth of how long it
         may stay in the user's own code while others wait for it; by default from the plan's times.
     check_finite: raise when the loss is not finite, naming the first stage that made it so; with replicas, on

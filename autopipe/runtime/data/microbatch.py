@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -244,25 +245,19 @@ class Splitter:
     The capture's dims say it where sizes were found to vary together; inputs whose rows are packed are cut
     where their samples are. Elsewhere a tensor whose leading size equals that of the first tensor argument
     is taken as batched; anything else (0-d, another leading size, not a tensor) goes to every microbatch
-    whole. ``batch_dims`` overrules both: input name → axis, or None for whole; the name ``target`` speaks
-    of every tensor in the target. One among others there that had its size beside another number of rows
+    whole. ``batch_dims`` overrules both: input name → axis, or None for whole; the name of an argument that
+    holds several speaks of all of them but those that have a name there, ``target`` of every tensor in the
+    target. One among others there that had its size beside another number of rows
     before is not cut where a batch has as many rows by chance.
     """
 
     def __init__(self, capture: Capture, batch_dims: Mapping[str, int | None] | None = None) -> None:
-        names = {op.name for kind in capture.kinds for op in kind.ops.inputs}
-        self._given = dict(batch_dims or {})
+        self._given = _by_input(capture, batch_dims or {})
         self._batch = batch_dim(capture.ops.dims)
         self._known = dict(self._batch.where) if self._batch else {}
         self._fixed = capture.variation.fixed
         self._capture = capture
         self._of_no_rows: set[tuple[int, int, int]] = set()
-        unknown = sorted(set(self._given) - names - {"target"})
-        if unknown:
-            raise InputError(
-                f"batch_dims names {', '.join(unknown)}, but the model's inputs are "
-                f"{', '.join(sorted(names))} (and 'target')"
-            )
 
     def split(
         self, leaves: Mapping[str, Any], target: Any, n_microbatches: int, *, is_weighed: bool = False
@@ -344,7 +339,15 @@ class Splitter:
             free = [v for n, v in tensors.items() if n not in self._given]
             known = {n: 0 for n, v in tensors.items() if free and v.shape[0] == free[0].shape[0]}
         chosen = {**known, **{n: a for n, a in self._given.items() if n in tensors}}
-        return {n: a for n, a in chosen.items() if a is not None}
+        axes = {n: a for n, a in chosen.items() if a is not None}
+        for name, axis in axes.items():
+            if not -tensors[name].ndim <= axis < tensors[name].ndim:
+                raise InputError(
+                    f"batch_dims says that the rows of {name} lie along axis {axis}, but its shape is "
+                    f"{list(tensors[name].shape)}; give an axis that it has, or None where every microbatch "
+                    "gets it whole"
+                )
+        return axes
 
     def _check_target(self, target: Any, n_rows: int) -> None:
         """A target that is one tensor has the batch's rows; among several some may be for all rows."""
@@ -370,6 +373,23 @@ class Splitter:
                 f"{n_rows}; give one for each row, name its axis in batch_dims={{'target': …}}, or None "
                 "there for a target that every microbatch gets whole"
             )
+
+
+def _by_input(capture: Capture, given: Mapping[str, int | None]) -> dict[str, int | None]:
+    """``batch_dims`` by the names of tensors. Raises :class:`InputError` for names of no argument."""
+    inside: dict[str, list[str]] = {}
+    for kind in capture.kinds:
+        for name, shown in zip(kind.inputs.names, kind.inputs.shown, strict=True):
+            if name is not None:
+                inside.setdefault(re.split(r"[.\[]", shown, maxsplit=1)[0], []).append(name)
+    names = {op.name for kind in capture.kinds for op in kind.ops.inputs}
+    if unknown := sorted({*given} - names - inside.keys() - {"target"}):
+        raise InputError(
+            f"batch_dims names {', '.join(unknown)}, but the model's inputs are {', '.join(sorted(names))} "
+            "(and 'target')"
+        )
+    spread = {name: axis for of, axis in given.items() if of not in names for name in inside.get(of, ())}
+    return {**spread, **{name: axis for name, axis in given.items() if name in names or name == "target"}}
 
 
 def _pieces(

@@ -523,6 +523,9 @@ def test_batch_dims_settle_what_guessing_cannot():
             dims = ()
             inputs = tuple(type("Op", (), {"name": n}) for n in leaves)
 
+        class inputs:
+            names, shown = tuple(leaves), tuple(leaves)
+
     Named.kinds = (Named,)
     batch = Splitter(Named, {"square": None, "time_first": 1}).split(leaves, None, 3)
     assert batch.rows == (2, 1, 1)
@@ -535,8 +538,38 @@ def test_batch_dims_settle_what_guessing_cannot():
         Splitter(Named, {"time_first": 0}).split(leaves, None, 1, is_weighed=True)
     with pytest.raises(InputError, match="nothing"):
         Splitter(Named, {"nothing": 0})
+    with pytest.raises(InputError, match=r"rows of x lie along axis 2, but its shape is \[4, 2\]"):
+        Splitter(Named, {"x": 2}).split(leaves, None, 3)
     with pytest.raises(InputError, match="empty"):
         Splitter(Named).split({"x": torch.zeros(0, 2)}, None, 3)
+
+
+@pytest.mark.parametrize("state", [lambda h, c: (h, c), lambda h, c: {"h": h, "c": c}])
+def test_batch_dims_of_an_argument_are_those_of_all_that_it_holds(state):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.head = nn.LSTM(3, 4, num_layers=2, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x, hidden):
+            h, c = hidden.values() if isinstance(hidden, dict) else hidden
+            return self.head(self.cell(x, (h, c))[0])
+
+    torch.manual_seed(0)
+    model, x, target = Recurrent().double(), torch.randn(6, 5, 3).double(), torch.randn(6, 5, 3).double()
+    hidden = state(torch.randn(2, 6, 4).double(), torch.randn(2, 6, 4).double())
+    loss = F.mse_loss(model(x, hidden), target)
+    loss.backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    pipe = autopipe.split(model, 2, (x, hidden), costs="estimated", n_microbatches=2)
+    runtime = pipe.runtime(F.mse_loss, batch_dims={"x": 0, "hidden": 1})
+    found = runtime.step(x, hidden, target=target)
+    torch.testing.assert_close(found.loss, loss)
+    torch.testing.assert_close([p.grad for p in model.parameters()], expected)
+    name = next(op.name for op in pipe.graph.ops.inputs if op.name.startswith("hidden"))
+    with pytest.raises(InputError, match="disagree on the number of rows"):
+        pipe.runtime(F.mse_loss, batch_dims={"hidden": 1, name: 0}).step(x, hidden, target=target)
 
 
 @pytest.mark.parametrize(
