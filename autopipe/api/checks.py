@@ -48,6 +48,15 @@ def check_model(model: Any, args: Any, kwargs: Any) -> None:
 
 
 def _check_unwrapped(model: nn.Module) -> None:
+    name = type(model).__name__
+    if "_modules" not in vars(model):
+        raise InputError(
+            f"model is a {name} whose __init__ does not call super().__init__(); let it do so first"
+        )
+    if type(model).forward is nn.Module.forward and "forward" not in vars(model):
+        raise InputError(
+            f"model is a {name}, which has no forward; give the module that calls its parts, or nn.Sequential"
+        )
     if isinstance(getattr(model, "graph", None), Capture):
         raise InputError(
             "model is a pipe, which is split; to split it otherwise give pipe.graph or pipe.model"

@@ -129,6 +129,9 @@ class Options:
             one_of("schedule", self.schedule, NAMES)
         if self.loss_fn is not None:
             called("loss_fn", self.loss_fn, "a function of (output, target)")
+            if isinstance(self.loss_fn, type) and issubclass(self.loss_fn, nn.Module):
+                name = self.loss_fn.__name__
+                raise InputError(f"loss_fn is the class {name}; give what it makes, such as {name}()")
         if self.loss_weight is not None:
             called("loss_weight", self.loss_weight, "a function of (args, kwargs, target)")
         if self.loss_reduction is not None:

@@ -12,7 +12,7 @@ from processes import run_ranks
 from torch import nn
 
 import autopipe
-from autopipe.errors import InfeasibleError, InputError, ModelError, PlanError, StoreError
+from autopipe.errors import InfeasibleError, InputError, ModelError, PlanError, StepError, StoreError
 
 
 def mlp() -> nn.Module:
@@ -63,6 +63,78 @@ def test_a_pipe_that_was_wrapped_is_not_run(part):
         InputError, match=f"{part or 'model'} is wrapped in FSDPModule.*split the model itself"
     ):
         pipe.runtime()
+
+
+class WithoutInit(nn.Module):
+    def __init__(self) -> None:
+        pass
+
+
+MODELS = {
+    "has no forward; give the module that calls its parts": nn.ModuleList([nn.Linear(4, 4)]),
+    r"a WithoutInit whose __init__ does not call super\(\).__init__\(\)": WithoutInit(),
+}
+
+
+@pytest.mark.parametrize("said", MODELS)
+@pytest.mark.parametrize("verb", ["split", "plan", "profile", "capture"])
+def test_what_is_not_yet_a_model_is_told_so(said, verb):
+    with pytest.raises(InputError, match=said):
+        getattr(autopipe, verb)(MODELS[said], args=(torch.randn(2, 4),))
+
+
+def test_arguments_without_values_are_no_example_of_a_model_with_some():
+    with pytest.raises(
+        InputError, match="on the meta device and so without values, and Sequential is on cpu"
+    ):
+        autopipe.capture(mlp(), (torch.randn(2, 4, device="meta"),))
+    autopipe.capture(mlp().to("meta"), (torch.randn(2, 4, device="meta"),))
+
+
+def test_a_call_that_does_not_fit_is_told_what_the_model_takes():
+    x = torch.randn(2, 4)
+    with pytest.raises(InputError, match=r"too many positional arguments; it takes \(input\)"):
+        autopipe.capture(mlp(), (x, x))
+    with pytest.raises(InputError, match="it is a tuple: give what a loader's batch holds"):
+        autopipe.split(mlp(), 2, (x,), costs="estimated").runtime(nn.MSELoss()).step((x, x))
+
+
+LOSSES = {
+    r"loss_fn takes \(output\), and is called with \(output, target\)": lambda output: output.mean(),
+    r"loss_fn takes \(x, output, target\), and is called": lambda x, output, target: output.mean(),
+    "loss_fn is the class MSELoss; give what it makes": nn.MSELoss,
+}
+
+
+@pytest.mark.parametrize("said", LOSSES)
+def test_a_loss_of_other_arguments_is_told_what_it_is_called_with(said):
+    x = torch.randn(2, 4)
+    pipe = autopipe.split(mlp(), 2, (x,), costs="estimated")
+    with pytest.raises(InputError, match=said):
+        pipe.runtime(LOSSES[said]).step(x, target=x)
+
+
+def test_a_loss_that_fails_for_other_reasons_than_its_shapes_is_told_nothing_of_rows():
+    x = torch.randn(2, 4)
+    rt = autopipe.split(mlp(), 2, (x,), costs="estimated").runtime(lambda output, target: output.logits)
+    with pytest.raises(StepError, match="no attribute 'logits'") as caught:
+        rt.step(x, target=x, n_microbatches=2)
+    assert "row" not in str(caught.value)
+
+
+def test_a_class_is_no_optimizer_to_save_or_load(tmp_path):
+    x = torch.randn(2, 4)
+    rt = autopipe.split(mlp(), 2, (x,), costs="estimated").runtime(nn.MSELoss())
+    with pytest.raises(InputError, match="optimizer is the class Adam; give the object that was made of it"):
+        rt.save(tmp_path / "save", optimizer=torch.optim.Adam)
+    rt.save(tmp_path / "save", optimizer=torch.optim.Adam(rt.parameters()))
+    with pytest.raises(InputError, match="optimizer is the class Adam"):
+        rt.load(tmp_path / "save", optimizer=torch.optim.Adam)
+
+
+def test_a_stage_that_is_pinned_to_is_a_number():
+    with pytest.raises(InputError, match=r"pin\['0'\] is 'last'; it must be a stage's number: 0, or -1"):
+        autopipe.split(mlp(), 2, (torch.randn(2, 4),), costs="estimated", pin={"0": "last"})
 
 
 @pytest.mark.parametrize("n_microbatches", [0, -2, 1.5, "many"])

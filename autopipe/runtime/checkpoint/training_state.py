@@ -65,6 +65,7 @@ def collect(
     Raises :class:`InputError` for what has no ``state_dict``, or an optimizer of other parameters.
     """
     optimizers, others = {}, {}
+    check_made(objects)
     for key, thing in objects.items():
         if thing is None:
             continue
@@ -80,6 +81,13 @@ def collect(
             )
     kept = {name: module.get_extra_state() for name, module in (extras or {}).items()}
     return {"optimizers": optimizers, "objects": others, "random": _random_state(device), "extras": kept}
+
+
+def check_made(objects: Mapping[str, Any]) -> None:
+    """Raise :class:`InputError` for a class in the place of what it makes."""
+    for key, thing in objects.items():
+        if isinstance(thing, type):
+            raise InputError(f"{key} is the class {thing.__name__}; give the object that was made of it")
 
 
 def _check_whole(key: str, optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> None:
@@ -174,6 +182,7 @@ class Restoring:
         self._extras, self._replica, self._device = extras or {}, replica, device
         self._holding = holding
         self._named, self._elsewhere = named, elsewhere
+        check_made(objects)
         self._objects = {key: thing for key, thing in objects.items() if thing is not None}
         self._undo: list[tuple[str, Callable[[], None]]] = []
 

@@ -5,6 +5,7 @@ On which outputs it is called is left to ``loss``, what forwards leave beside ou
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from .worker import StepInputs
 
 __all__ = ["LossCall"]
 
+_BY_SHAPE = (RuntimeError, ValueError, IndexError, AssertionError)
+"""Errors that tensors of other shapes end in."""
 _NOT_USED = "appears to not have been used in the graph"
 """What torch says of a tensor that a gradient is asked by and that nothing leads to."""
 
@@ -116,6 +119,8 @@ class LossCall:
     def _explained(self, error: Exception, target: Any, m: int | None) -> Exception:
         """What to raise where ``loss_fn`` fails."""
         told = f"{type(error).__name__}: {error}"
+        if isinstance(error, TypeError) and (misfit := _misfit(self._loss_fn)):
+            return InputError(f"{misfit} ({told})")
         if target is None:
             return InputError(
                 f"the step was given no target, and loss_fn failed with None ({told}); pass one, as in "
@@ -128,12 +133,12 @@ class LossCall:
                 "output, as in torch.autograd.grad(loss, output, create_graph=True), or by weights of the "
                 "last stage alone under loss_on='microbatches'"
             )
-        if m is None or self._rows[m] > 1 or len(self._rows) == 1:
+        if m is None or self._rows[m] > 1 or len(self._rows) == 1 or not isinstance(error, _BY_SHAPE):
             return error
         return StepError(
-            f"loss_fn failed on microbatch {m}, which is a single row of the batch's {sum(self._rows)} "
-            f"({told}); where it drops the axis of rows, as squeeze() does, name the axis, as in "
-            f"squeeze(-1), or pass n_microbatches={max(1, sum(self._rows) // 2)}"
+            f"loss_fn failed on microbatch {m} ({told}), which is a single row of the batch's "
+            f"{sum(self._rows)}; where that is why, as it drops the axis of rows with squeeze(), name the "
+            f"axis, as in squeeze(-1), or pass n_microbatches={max(1, sum(self._rows) // 2)}"
         )
 
     def _looked_at(
@@ -173,6 +178,19 @@ class LossCall:
                 "the runtime is made, whose gradients all ranks of one pipeline share, or freeze them with "
                 "requires_grad_(False); beside replicas, let them be the model's"
             )
+
+
+def _misfit(loss_fn: Any) -> str:
+    """How a function that is no loss of two arguments is to be, or nothing."""
+    try:
+        takes = inspect.signature(loss_fn)
+    except (TypeError, ValueError):  # some of C's do not tell
+        return ""
+    try:
+        takes.bind(None, None)
+    except TypeError:
+        return f"loss_fn takes {takes}, and is called with (output, target); give one that takes these two"
+    return ""
 
 
 def _ends(outputs: Iterable[Any]) -> set[Node]:

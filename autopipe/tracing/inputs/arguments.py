@@ -35,11 +35,13 @@ def arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     Raises :class:`InputError` where they do not fit the signature.
     """
     own, held = divided(kwargs)
+    expected = signature(model.forward)
     try:
-        expected = signature(model.forward)
         bound = expected.bind(*args, **own)
     except TypeError as error:
-        raise InputError(f"{type(model).__name__}.forward does not take these arguments: {error}") from error
+        raise InputError(
+            f"{type(model).__name__}.forward does not take these arguments: {error}; it takes {expected}"
+        ) from error
     out: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         parameter = expected.parameters[name]
@@ -294,14 +296,18 @@ class Inputs:
         said = [f"missing {', '.join(missing)}"] * bool(missing)
         said += [f"not captured with {', '.join(extra)}"] * bool(extra)
         if not said:
-            nested = [
-                name
+            nested = {
+                name: child
                 for name, child in zip(self.spec.keys, self.spec.children, strict=True)
                 if flatten(given[name])[1] != child
-            ]
+            }
             said = [f"argument {n} has another structure than when captured" for n in nested] or [
                 "another order"
             ]
+            whole = [n for n, child in nested.items() if child.kind == "leaf"]
+            if whole and isinstance(given[whole[0]], (tuple, list, dict)):
+                kind = type(given[whole[0]]).__name__
+                said.append(f"it is a {kind}: give what a loader's batch holds as an argument each")
         return (
             f"{self.model} was captured with arguments ({', '.join(self.spec.keys)}), this call differs: "
             f"{'; '.join(said)}; capture again with the arguments you will call it with"

@@ -77,11 +77,21 @@ def device_of(model: nn.Module, *given: Any) -> torch.device:
 
 
 def check_values(model: nn.Module, *given: Any) -> None:
-    """Raise :class:`InputError` for nested and fake tensors, and where every new tensor is a fake one."""
+    """Raise :class:`InputError` for nested and fake tensors, and where every new tensor is a fake one.
+
+    And for arguments without values of a model that has some.
+    """
     if any(isinstance(t, torch.Tensor) and t.is_nested for t in flatten(given)[0]):
         raise InputError(
             "an argument is a nested tensor, which has no sizes that a pipeline could go by; fill its rows "
             "up to one length (to_padded_tensor) and pass a mask"
+        )
+    is_meta = [t.is_meta for t in flatten(given)[0] if isinstance(t, torch.Tensor)]
+    if any(is_meta) and device_of(model, *given).type != "meta":
+        raise InputError(
+            f"an argument is on the meta device and so without values, and {type(model).__name__} is on "
+            f"{device_of(model, *given)}; give real tensors, or plan without weights: the model made on "
+            "torch.device('meta') too"
         )
     held = {
         "the model's parameters": [t for _, t in (*parameters_in(model), *buffers_in(model))],

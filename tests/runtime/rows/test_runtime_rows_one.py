@@ -251,7 +251,7 @@ def test_a_loss_fn_that_fails_on_a_single_row_is_told_what_to_do():
     assert torch.allclose(pipe.runtime(loss_fn=loss_fn).step(x, target=y).loss, loss_fn(model(x), y))
     runtime = pipe.runtime(loss_fn=loss_fn, loss_on="microbatches")
     with pytest.raises(
-        StepError, match=r"single row of the batch's 4 .*squeeze\(-1\), or pass n_microbatches=2"
+        StepError, match=r"single row of the batch's 4; .*squeeze\(-1\), or pass n_microbatches=2"
     ):
         runtime.step(x, target=y)
     assert torch.allclose(runtime.step(x, target=y, n_microbatches=2).loss, loss_fn(model(x), y))
