@@ -17,12 +17,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, device
+from torch import Tensor
 
 from ...errors import of_models
-from ...graph import Dim
 from ...units import Size, symbol
-from ..calls.call import Call, Depends, Recording, map_calls
+from ..calls.call import Call, Depends, map_calls
 from ..calls.describe import call_and_place
 from ..calls.functions import plain_name, tensors
 from ..calls.perform import run_call
@@ -32,6 +31,7 @@ from ..inputs.structure import mapped
 from ..state.state import seed
 from .backwards import followed, is_hooked, may_be_own
 from .code_run import CodeRun
+from .form_on_rows import FormOnRows
 from .held_back import gradient_of, may_hold_back
 from .noise import EvenNoise, NoDropout, is_drawn
 from .results import ALLOWED, ROUNDED, Rows, axes, is_close, level_of
@@ -83,24 +83,14 @@ class RowsMet:
 
     Calls that may go by their number are run alone on others: each small number, as many as code names that
     ran, for so many too, or as is usual. Of the model's own code that are those which a ``watch`` saw to be
-    told of it, all where it saw nothing; of all calls, or ``among`` some. ``begin`` sets mode and state.
+    told of it, all where it saw nothing; of all calls, or ``among`` some.
     """
 
-    def __init__(
-        self,
-        code: OwnCode,
-        form: Recording,
-        n: int,
-        dim: Dim,
-        shapes: _Shapes,
-        at: device,
-        begin: Callable[[], None],
-        ran: CodeRun,
-        among: Collection[Call] | None = None,
-    ) -> None:
-        self._ran, self._begin = ran, begin
-        self._code, self._form, self._n, self._dim, self._shapes, self._at = code, form, n, dim, shapes, at
-        self._symbol = symbol(dim.name)
+    def __init__(self, on: FormOnRows, n: int, ran: CodeRun, among: Collection[Call] | None = None) -> None:
+        self._code, self._form = code, form = on.code, on.form
+        self._dim, self._shapes, self._at, self._begin = on.dim, on.shapes, on.device, on.begin
+        self._n, self._ran = n, ran
+        self._symbol = symbol(on.dim.name)
         self._of_sizes = set[int]()
         for call in form.calls:
             is_by_rows = any(id(c) in self._of_sizes or self._tells(c, call) for c in call.inputs)

@@ -40,6 +40,7 @@ from .by_mode import Evaluated, InTraining, in_training
 from .class_weights import by_class_weights
 from .code_run import CodeRun
 from .data_dependent import Change, Watch
+from .form_on_rows import FormOnRows
 from .inner_numbers import Around
 from .joining import joining
 from .lifted import lifted
@@ -106,20 +107,13 @@ def mixing(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Form:
-    """A form on the tensors ``given``, whose rows lie along ``dim``.
+class _Form(FormOnRows):
+    """The same, and what runs it."""
 
-    ``begin`` sets mode and state, ``takes`` tells for how many rows it is right.
-    """
-
-    code: OwnCode
-    form: Recording
-    given: Mapping[str, Tensor]
-    dim: Dim
-    shapes: _Shapes
-    device: torch.device
-    begin: Callable[[], None]
-    takes: Callable[[int], bool]
+    @property
+    def of(self) -> dict[str, Any]:
+        """What :class:`FormOnRows` has of it, by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(FormOnRows)}
 
     @property
     def told(self) -> _Told:
@@ -196,7 +190,7 @@ def _asked_of(form: _Form, found: _Found, evaluated: Evaluated | None, *, may_po
     said = said or if_told(by_class_weights, *form.told)
     if seen is not None and not said:
         run = partial(rows_of, *form.told)
-        asked = Asked(form.code, *form.told[1:], form.shapes, form.results, run, seen, is_sure, form.takes)
+        asked = Asked(**form.of, results=form.results, run=run, seen=seen, is_sure=is_sure)
         said, found.elsewhere, far, left = first_found(asked)
         found.unasked = found.unasked or left
         found.beyond += [far] if far else []
@@ -436,9 +430,8 @@ def _in_training(
         met.keep(call, value)
 
     ran = CodeRun()
-    told = form.dim, form.shapes, form.device, form.begin, ran
     by_mode = [c for c in form.form.calls if form.code.is_own(c) and form.code.may_go_by_mode(c, form.form)]
-    met = RowsMet(form.code, form.form, 2, *told, by_mode if alone else [])
+    met = RowsMet(form, 2, ran, by_mode if alone else [])
     with ran if by_mode else contextlib.nullcontext():
         found = in_training(evaluated, form.form, run_in, form.device, look)
     own.is_whole &= not found.is_other

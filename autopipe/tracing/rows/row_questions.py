@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from torch import Tensor, device, dtype
+from torch import Tensor, dtype
 
 from ...errors import of_models
 from ...graph import Dim
@@ -20,12 +20,12 @@ from ...units import Size
 from ..calls.call import Call, Depends, Recording
 from ..calls.describe import call_and_place
 from ..calls.functions import tensors
-from ..code.own_code import OwnCode
 from .alike_layers import AlikeLayers
 from .among_many import Met, RowsMet
 from .class_weights import by_class_weights
 from .code_run import CodeRun
 from .data_dependent import Reading, Turn, Turned, Watch, alike, deciding, numbers_apart, reading, scales
+from .form_on_rows import FormOnRows
 from .held_back import RowGradients, holds_back
 from .inner_numbers import Around, numbers_elsewhere
 from .lifted import truths_apart
@@ -46,28 +46,19 @@ _PAIRS = "ab", "aa", "bb"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(FormOnRows):
     """A form that runs on rows in others' places; it ``is_sure`` where on two rows alone.
 
     Attributes
     ----------
-    begin: sets mode and state. results: (rows, alone, times, changes, around, watch) → what the form gives
-        for them. run: (alone, times) → what runs it on the rows ``given``. seen: what it gives for those.
-        takes: whether the form is right for so many rows.
+    results: (rows, alone, times, changes, around, watch) → what the form gives for them.
+    run: (alone, times) → what runs it on the rows ``given``. seen: what it gives for those.
     """
 
-    code: OwnCode
-    form: Recording
-    given: Mapping[str, Tensor]
-    dim: Dim
-    device: device
-    begin: Callable[[], None]
-    shapes: _Shapes
     results: Callable[..., Results]
     run: Callable[..., Rows]
     seen: Results
     is_sure: bool
-    takes: Callable[[int], bool]
 
 
 def first_found(asked: Asked) -> tuple[str, bool, tuple[int, str] | None, str]:
@@ -104,8 +95,7 @@ def _questions(
     is_more = is_sure and asked.takes(2 * _MANY)
     watch = Watch(model, form, 2 * _MANY if is_more else 2 if is_sure else dim.example)
     asks_of_many = is_more and not asked.seen.is_noisy
-    told = asked.device, asked.begin, watch.ran
-    met = RowsMet(asked.code, form, 2 * _MANY, dim, shapes, *told) if is_more else None
+    met = RowsMet(asked, 2 * _MANY, watch.ran) if is_more else None
     watch.keep = met.keep if met is not None else None
     in_gradients = _row_gradients(asked)
     if in_gradients is not None:
