@@ -513,3 +513,61 @@ def test_a_model_that_asks_which_inputs_require_a_gradient_is_answered_as_by_the
         for ours, theirs in zip((*model.parameters(), *batch), (*plain.parameters(), *own), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(runtime.forward(*batch), plain(*own).detach())
+
+
+class Balance(nn.Module):
+    """Two losses, weighed by what each asks of a weight that another layer has."""
+
+    def __init__(self, allow_unused):
+        super().__init__()
+        self.options = {"retain_graph": True, "allow_unused": allow_unused, "materialize_grads": allow_unused}
+
+    def forward(self, first, second, weight):
+        slopes = [torch.autograd.grad(loss, weight, **self.options)[0].norm() for loss in (first, second)]
+        return first + second * (slopes[0] / (slopes[1] + 1e-4)).detach()
+
+
+class Balanced(nn.Module):
+    def __init__(self, allow_unused):
+        super().__init__()
+        self.encode, self.decode, self.judge = nn.Linear(4, 8), nn.Linear(8, 4), nn.Linear(4, 1)
+        self.balance = Balance(allow_unused)
+
+    def forward(self, x):
+        made = self.decode(self.encode(x).relu())
+        return self.balance((made - x).abs().mean(), -self.judge(made).mean(), self.decode.weight)
+
+
+@pytest.mark.parametrize("allow_unused", [False, True])
+def test_layers_differentiate_what_others_made(allow_unused):
+    """A stage that held such a layer alone would reach none of it: slopes of nothing, or an error."""
+    torch.manual_seed(0)
+    model, x = Balanced(allow_unused), torch.randn(6, 4)
+    plain = copy.deepcopy(model)
+    plain(x).backward()
+    assert "torch.autograd.grad" in autopipe.capture(model, (x,)).module.code
+    loss = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=1).runtime().step(x).loss
+    assert loss == pytest.approx(plain(x).item(), rel=1e-5)
+    assert worst(grads(plain.named_parameters()), grads(model.named_parameters())) < 1e-6
+
+
+def halved_slope(x, made):
+    slope, *_ = torch.autograd.grad(made.sum(), x, create_graph=True)
+    while slope.abs().max() > 0.01:
+        slope = slope / 2
+    return slope
+
+
+class Halving(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        return halved_slope(x, self.net(x))
+
+
+def test_functions_kept_whole_do_not_differentiate_what_others_made():
+    with pytest.raises(autopipe.CaptureError, match="takes a derivative through what other code has made"):
+        autopipe.capture(Halving(), (torch.randn(6, 4),))

@@ -32,7 +32,7 @@ from ..code.statements import KeptStatement
 from ..inputs.structure import flatten
 from ..state.state import generators
 from ..values.ledger import Ledger
-from .foreign import Foreign
+from .foreign import Foreign, Used
 
 __all__ = ["OpaqueCalls"]
 
@@ -89,7 +89,7 @@ class OpaqueCalls:
         call.path, call.source = self.at.path, self.at.source()
         call.depends, call.stream = self.ledger.depends(call), self.here()
         before = self.drawn_outside()
-        with self.foreign.to(_parameters((actual, held))) as foreign:
+        with self.foreign.to(_parameters((actual, held)), actual) as foreign:
             result = self.performer.perform(call, run, actual)
         self._check_foreign(call, foreign)
         self.note_outside(call, before)
@@ -109,18 +109,24 @@ class OpaqueCalls:
         call.hint = functions.plain_name(call)
         call.source, call.depends = self.at.source(), self.ledger.depends(call)
         call.writes = self._may_write(run, actual)
-        with self.foreign.to(_parameters((actual, held))) as foreign:
+        with self.foreign.to(_parameters((actual, held)), actual) as foreign:
             result = self._perform(call, run, actual)
         self._check_foreign(call, foreign)
         return result
 
-    def _check_foreign(self, call: Call, foreign: Collection[str]) -> None:
-        """A call must not use parameters that it is not given: a stage would not have them."""
-        if foreign:
+    def _check_foreign(self, call: Call, foreign: Used) -> None:
+        """A call must not use what it is not given of others: a stage would not have it."""
+        if foreign.derives:
             raise CloseModule(
                 call.path,
-                f"{call.source}: {describe.expression(call)} uses {', '.join(foreign)} by a global or an "
-                "object, so that a stage with it would go by old values; hand it over as an argument",
+                f"{call.source}: {describe.expression(call)} takes a derivative through what other "
+                "code has made of what it is given, which a stage that holds it alone does not reach",
+            )
+        if foreign.names:
+            raise CloseModule(
+                call.path,
+                f"{call.source}: {describe.expression(call)} uses {', '.join(foreign.names)} by a global or "
+                "an object, so that a stage with it would go by old values; hand it over as an argument",
             )
 
     def _reached(

@@ -46,7 +46,7 @@ from .bounded import Bounded
 from .contexts import Contexts
 from .draws import Draws, OwnGenerators, Streams
 from .exported_memory import HandedOut
-from .foreign import Foreign
+from .foreign import Foreign, Used
 from .frozen import Frozen
 from .mode_switches import Switched
 from .opaque_calls import OpaqueCalls
@@ -245,7 +245,7 @@ class Recorder(TorchFunctionMode):
     def look_inside(self, func: Any, args: Any, kwargs: Any) -> None:
         """A function of torch is called by code that is not recorded."""
         self.handed_inside.note(func, args)
-        self.foreign.note(args, kwargs)
+        self.foreign.note(func, args, kwargs)
 
     # ---------------------------------------------------------------- modules
 
@@ -367,7 +367,7 @@ class Recorder(TorchFunctionMode):
         before, hooks = self.keeping.before(path, inside), _hooks_of(inside)
         own = {id(t) for t in (*weights, *functions.tensors((args, kwargs)))}
         outside = self.opaque.drawn_outside()
-        with self.foreign.to(own) as foreign:
+        with self.foreign.to(own, actual) as foreign:
             result = self.perform(call, copied or run_leaf, actual)
         is_outside = self.opaque.note_outside(call, outside)
         if twins is not None and copied is not None and key in twins.drawn:
@@ -539,18 +539,22 @@ class Recorder(TorchFunctionMode):
         return self.ledger.adopt_result(self.ledger.add(call), result, {id(t) for t in written})
 
 
-def _check_alone(
-    call: Call, inside: Sequence[nn.Module], foreign: Collection[str], actual: Any, result: Any
-) -> None:
+def _check_alone(call: Call, inside: Sequence[nn.Module], foreign: Used, actual: Any, result: Any) -> None:
     """Raise :class:`OpenLeaf` for a leaf that has or gives what no stage could that holds it alone.
 
-    ``foreign`` are the parameters of others that it used, ``actual`` its arguments.
+    ``foreign`` is what it used of others, ``actual`` its arguments.
     """
     path = call.path
-    if foreign:
+    if foreign.derives:
         raise OpenLeaf(
             path,
-            f"{call.source}: {path} uses {', '.join(foreign)}, which another layer has, by a list, a "
+            f"{call.source}: {path} takes a derivative through what other code has made of what it is given, "
+            "which a stage that holds it alone does not reach; make all of that inside of it",
+        )
+    if foreign.names:
+        raise OpenLeaf(
+            path,
+            f"{call.source}: {path} uses {', '.join(foreign.names)}, which another layer has, by a list, a "
             "function or a hook; a stage with the one alone would go by old values of the other: hand it "
             "over as an argument, or register the layer that has it in both",
         )
