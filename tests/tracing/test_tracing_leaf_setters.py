@@ -155,3 +155,68 @@ def test_weights_that_each_call_sets_anew_train_what_they_are_made_of(dtype: tor
     runtime = pipe.runtime(lambda y, _: y.square().mean())
     runtime.step(torch.randn(4, 5, 4, dtype=dtype), n_microbatches=2)
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in runtime.parameters())
+
+
+class Leaky(nn.Module):
+    """Keeps a potential, which takes gradients or not, from call to call until it is reset."""
+
+    def __init__(self, takes_gradients: bool) -> None:
+        super().__init__()
+        self.linear, self.takes_gradients = nn.Linear(WIDTH, WIDTH), takes_gradients
+        self.potential: Tensor | None = None
+
+    def reset(self) -> None:
+        self.potential = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.linear(x)
+        if self.potential is not None:
+            out = out + 0.5 * self.potential
+        self.potential = out if self.takes_gradients else out.detach()
+        return out
+
+
+class Chain(nn.Module):
+    """Holds layers that others call, and resets them; is not called itself."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def reset(self) -> None:
+        for layer in self.layers:
+            if isinstance(layer, Leaky):
+                layer.reset()
+
+
+class OfSteps(nn.Module):
+    """Steps through the layers of a chain."""
+
+    def __init__(self, takes_gradients: bool) -> None:
+        super().__init__()
+        leaky = (Leaky(takes_gradients) for _ in range(2))
+        self.chain = Chain(nn.Linear(WIDTH, WIDTH), *leaky, nn.Linear(WIDTH, WIDTH))
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.chain.reset()
+        return self.head(torch.stack([self.chain.layers(step) for step in x.unbind(1)], 1))
+
+
+@pytest.mark.parametrize("takes_gradients", [True, False])
+def test_resets_by_what_holds_a_leaf_stay_with_it(takes_gradients):
+    """On another stage they would reset that stage's own, and microbatches go on from one another."""
+    torch.manual_seed(0)
+    model, x = OfSteps(takes_gradients), torch.randn(4, 3, WIDTH)
+    plain = copy.deepcopy(model)
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2, closed=["chain"])
+    groups = [{*group} for group in pipe.graph.ops.groups]
+    steps = {op.name for op in pipe.graph.ops.ops if op.kind == "module"}
+    resets = {op.name for op in pipe.graph.ops.ops if op.name.startswith("reset")}
+    assert len(resets) == 2
+    assert all(any(reset in group and group & steps for group in groups) for reset in resets)
+    pipe.runtime(lambda out, _: out.square().mean()).step(x)
+    plain(x).square().mean().backward()
+    for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert p.grad is not None, name
+        assert torch.allclose(p.grad, q.grad, atol=1e-6), name

@@ -218,3 +218,38 @@ def test_even_means_of_code_that_stays_whole_are_seen_to_be():
     found = capture(Kept(even), (torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 1, 0]))).variation
     assert not found.mixing.always
     assert not found.tail.ops
+
+
+class Doubled(torch.autograd.Function):
+    """Gives back the memory of its input, as reversible layers do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        doubled = x.detach() * 2
+        x.untyped_storage().resize_(0)
+        return doubled
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope * 2
+
+
+class Freeing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = Doubled.apply(layer(x))
+        return x.square().sum() / x.shape[0]
+
+
+def test_code_that_frees_its_inputs_is_not_run_on_them_again():
+    """What ran before has freed them: to read them again ends the process."""
+    torch.manual_seed(0)
+    model, x = Freeing(), torch.randn(4, 4)
+    captured = capture(model, (x,))
+    assert captured(x).item() == pytest.approx(model(x).item())
+    freeing = {op.name for op in captured.ops.ops if op.name.startswith("Doubled")}
+    assert {len({*group} & freeing) for group in captured.ops.groups} == {1}, "freed where they are made"

@@ -65,6 +65,7 @@ class Call:
     is_check: it raises where its argument is not what it was at capture, and gives nothing.
     is_frozen: it gives or holds weights that take no gradient, and could.
     uncounted: the places of tuples, lists and dicts in its value that are read by written places alone.
+    frees: it gives back memory of what it is given.
     """
 
     op: str
@@ -93,6 +94,7 @@ class Call:
     stream: Stream | None = None
     is_frozen: bool = False
     uncounted: frozenset[tuple[int | str, ...]] = frozenset()
+    frees: bool = False
 
     _inputs: list[Call] | None = None
 
@@ -233,7 +235,7 @@ class Recording:
 
     def leaves_anything(self, call: Call) -> bool:
         """Whether a call of it may leave something for others, or go by what it has left."""
-        is_left = call.keeps or call.draws or call.mutated or call.writes or call.has_effect
+        is_left = call.keeps or call.draws or call.mutated or call.writes or call.has_effect or call.frees
         return bool(is_left or call.path in self.begun)
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "holds_frozen",
     "is_any_frozen",
     "is_cut_off",
+    "is_freed",
     "is_numpy_scalar",
     "is_one_number",
     "is_settled",
@@ -301,6 +302,12 @@ def storages(value: Any) -> frozenset[int]:
     return frozenset() if place is None else frozenset({place})
 
 
+def is_freed(tensor: Any) -> bool:
+    """Whether a plain tensor has given its memory back: to read it would end the process."""
+    is_plain = type(tensor) is torch.Tensor and not tensor.is_meta and tensor.layout is torch.strided
+    return is_plain and tensor.numel() > 0 and not tensor.untyped_storage().nbytes()
+
+
 def _storage(tensor: torch.Tensor) -> int | None:
     """The id of the memory a tensor lies in; None for one without storage."""
     try:
@@ -374,6 +381,11 @@ class Versions:
     def left(self) -> frozenset[int]:
         """The memory that those lay in which lie elsewhere now."""
         return frozenset([lay for _, t, _, lay in self.entries if lay is not None and _storage(t) != lay])
+
+    @property
+    def are_freed(self) -> bool:
+        """Whether the memory of any is given back, as that of inputs which a backward makes anew."""
+        return any(is_freed(t) for _, t, _, lay in self.entries if lay is not None)
 
     def written(self) -> list[torch.Tensor]:
         """Those written to since, or laid elsewhere."""

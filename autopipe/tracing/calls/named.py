@@ -9,11 +9,14 @@ import builtins
 import sys
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ... import torch_private
 from ...torch_private import is_operator
 from ..inputs.structure import Spec, unflatten
+
+if TYPE_CHECKING:
+    from .call import Call
 
 __all__ = [
     "CustomFunction", "Named", "Rebuild", "Setter", "held_by", "is_code", "nameable", "qualified_name",
@@ -118,6 +121,16 @@ class Rebuild(Named):
 
 class Setter(Named):
     """A function of a module, its first argument: code outside sets by it what the module goes by."""
+
+
+def place_of(call: Call) -> str:
+    """The path of the module that a call runs, or sets something of."""
+    return str(call.args[0].target) if isinstance(call.target, Setter) else call.path
+
+
+def are_nested(a: str, b: str) -> bool:
+    """Whether of two modules, by their paths, one is the other or inside of it."""
+    return a == b or a.startswith(f"{b}.") or b.startswith(f"{a}.")
 
 
 class CustomFunction(Named):

@@ -46,7 +46,7 @@ class Sharing:
         if kind.is_hooked:
             return run()
         key = kind, surroundings, outline((args, kwargs)), like
-        if key not in self.values:
+        if key not in self.values or any(map(functions.is_freed, flatten(self.values[key])[0])):
             self.values[key] = run()
             return self.values[key]
         self.is_used = True
@@ -139,6 +139,8 @@ class Twins:
         if key is None or key not in self.results:
             return None
         leaves, spec = flatten(self.results[key])
+        if any(map(functions.is_freed, leaves)):
+            return None
         copies = [None if v is None else v.clone() for v in leaves]
         if outline(copies) != outline(leaves):  # clones of expanded tensors are not
             return None

@@ -23,7 +23,7 @@ from ..calls.lifting import Closure
 from ..calls.members import buffers_in, parameters_in
 from ..calls.memory import written
 from ..calls.module_modes import in_modes
-from ..calls.named import Setter, qualified_name
+from ..calls.named import Setter, are_nested, place_of, qualified_name
 
 __all__ = ["build", "parameter_specs"]
 
@@ -214,13 +214,15 @@ def _constraints(
             for c in calls
             if c.accessor and not c.is_size and all(g.op not in ("get_attr", "placeholder") for g in c.inputs)
         ]
+        # what is freed is made anew in backward, for whoever made it too
+        groups += [{c.name, *_made(c)} for c in calls if c.frees]
         # a hook on a tensor's gradient sees all of it where the tensor is made
         groups += [{c.name, *_made(c)} for c in calls if c.accessor and c.has_effect]
         groups += _aliases(recording, order)
         groups += [derived(c) for c in calls if c.target is torch.autograd.grad]
         groups += [{c.name, *(g.name for g in c.inputs if isinstance(g.target, Closure))} for c in calls]
-        for path in sorted({c.path for c in calls if c.keeps}):
-            of_leaf = [c.name for c in calls if c.path == path and _is_leaf(c)]
+        for path in sorted({place_of(c) for c in calls if c.keeps}):
+            of_leaf = [c.name for c in calls if _is_leaf(c) and are_nested(place_of(c), path)]
             order |= set(itertools.pairwise(of_leaf))
             groups.append(set(of_leaf))
         for generator in sorted({name for c in calls for name in c.draws}):

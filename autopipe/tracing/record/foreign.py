@@ -72,10 +72,10 @@ def _are_made_of(by: Iterable[torch.Tensor], given: Iterable[torch.Tensor]) -> b
     """Whether any of the tensors ``given`` was made of one of those ``by`` which a derivative is taken."""
     leaves, nodes = {id(t) for t in by if t.grad_fn is None}, {t.grad_fn for t in by}
     waiting = [node for t in given if t.grad_fn is not None for node, _ in t.grad_fn.next_functions]
-    seen: set[Any] = {None}
+    seen = set[Any]()
     while waiting:
         node = waiting.pop()
-        if node in seen:
+        if node is None or node in seen:
             continue
         if node in nodes or id(getattr(node, "variable", None)) in leaves:
             return True

@@ -526,7 +526,7 @@ class Recorder(TorchFunctionMode):
         if call.is_random:
             call.depends |= Depends.RANDOM
             call.stream = call.stream or self.streams.here()
-        written = before.written()
+        written, call.frees = before.written(), before.are_freed
         if functions.changes_itself(call) and isinstance(result, torch.Tensor):
             written.append(result)
         if self.handed.written() - unsaid_before:

@@ -102,7 +102,7 @@ class RowsMet:
         kept = kept if self._is_any else []
         self._needed = {id(c) for c in kept}.union(*({id(i) for i in c.inputs} for c in kept))
         self._ahead = _setters_ahead(form.calls, own)
-        self._is_written = any(c.writes or c.mutated for c in form.calls)
+        self._is_written = any(c.writes or c.mutated or c.frees for c in form.calls)
         self._evenly: set[int] = set()
         self._few: dict[int, Any] = {}
         self._made: dict[tuple[int, float], Any] = {}

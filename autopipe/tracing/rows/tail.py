@@ -27,6 +27,7 @@ from ...units import Size
 from ..calls.call import Call, Recording, map_calls
 from ..calls.derivatives import derived
 from ..calls.functions import tensors
+from ..calls.named import are_nested, place_of
 from ..calls.perform import run_call
 from ..code.own_code import OwnCode
 from ..inputs.layout import concatenated, of_blocks
@@ -324,11 +325,13 @@ class _View:
 
     def _set_for(self, found: Collection[int]) -> Iterator[Call]:
         """Calls that set what any found by id goes by unseen: of its leaf, or in a tensor of its own."""
-        paths = {c.path for c in self.calls if id(c) in found}
+        leaves = (c for c in self.calls if id(c) in found and (c.keeps or c.op == "call_module"))
+        paths = {*map(place_of, leaves)}
         held = (c for c in self.form.calls if c.op == "get_attr" and c.target in self.form.constants)
         beside = frozenset[int]().union(*(c.storages for c in held))
         for call in self.calls if found else ():
-            if (call.has_effect and call.keeps and call.path in paths) or call.writes & beside:
+            is_setter = call.has_effect and call.keeps
+            if (is_setter and any(are_nested(place_of(call), p) for p in paths)) or call.writes & beside:
                 yield call
 
     def _values(self, call: Call, i: int) -> tuple[Tensor, Tensor, Tensor]:
