@@ -35,6 +35,7 @@ from . import (  # noqa: F401
     by_hand,
     columns,
     domains,
+    fields,
     frameworks,
     further,
     gallery,
