@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from autopipe.tracing import capture
+from autopipe.tracing.calls.call import Call
 from autopipe.tracing.code import reachable
+from autopipe.tracing.code.own_code import OwnCode
 from autopipe.tracing.code.reachable import names_reached
 from autopipe.tracing.rows import mixing
 
@@ -282,3 +284,24 @@ def test_what_code_around_a_layer_tells_it_is_known(n_rows: int) -> None:
     torch.manual_seed(0)
     model = Around(lambda layer, is_mixing: setattr(layer, "is_mixing", is_mixing))
     assert capture(model, (torch.randn(n_rows, 4),), closed=["layer"]).variation.mixing.training
+
+
+class Flagged(nn.Module):
+    """Names its mode behind a flag."""
+
+    def __init__(self, *, is_on: bool) -> None:
+        super().__init__()
+        self.is_on, self.number = is_on, int(is_on) + 5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if self.is_on and self.training else x
+
+
+def test_layers_that_are_alike_are_looked_into_once_and_others_each() -> None:
+    model = nn.Sequential(*(Flagged(is_on=i == 3) for i in range(5)))
+    code = OwnCode(model)
+    form: Any = types.SimpleNamespace(calls=[])
+    with mock.patch.object(OwnCode, "_names_mode", autospec=True, side_effect=OwnCode._names_mode) as looked:
+        found = [code.may_go_by_mode(Call("call_module", str(i)), form) for i in range(5)]
+    assert found == [False, False, False, True, False]
+    assert looked.call_count == 2

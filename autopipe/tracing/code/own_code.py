@@ -77,6 +77,7 @@ class OwnCode:
         self._is_own = functools.cache(self._looks_own)
         self._names = functools.cache(self._named)
         self._by_mode = functools.cache(self._goes_by_mode)
+        self._by_mode_alike: dict[Any, bool] = {}
         self._of_class = functools.cache(_made_of_class)
         self._numbers = functools.cache(self._numbered)
         self._scripted = functools.cache(self._scripts_of)
@@ -158,6 +159,15 @@ class OwnCode:
         return not all(is_torchs(m) for _, m in modules_in(self.model.get_submodule(target)))
 
     def _goes_by_mode(self, is_module: bool, target: Any, is_set: bool) -> bool:
+        if not is_module:
+            return self._names_mode(is_module, target, is_set)
+        inside = modules_in(self.model.get_submodule(target))
+        alike = (*(_outline(m) for _, m in inside), is_set)
+        if alike not in self._by_mode_alike:
+            self._by_mode_alike[alike] = self._names_mode(is_module, target, is_set)
+        return self._by_mode_alike[alike]
+
+    def _names_mode(self, is_module: bool, target: Any, is_set: bool) -> bool:
         held = [held for held, _ in self._within(is_module, target)]
         functions = [f for f in held if isinstance(f, types.FunctionType)]
         written = {text for f in functions for text in _texts_in(f.__code__)}
@@ -324,6 +334,15 @@ def _held_by(module: nn.Module) -> Iterator[Any]:
     yield from (value for value in held if issubclass(type(value), _CODE))
     yield from (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     yield from (*module._backward_pre_hooks.values(), *module._backward_hooks.values())
+
+
+def _outline(module: nn.Module) -> tuple[Any, ...]:
+    """What tells which code a module runs, and where that branches on attributes that are False.
+
+    Alike in layers of a stack: their class, what they hold that is code, and of all else whether it is False.
+    """
+    own = tuple([name if value is not False else (name,) for name, value in vars(module).items()])
+    return type(module), own, *map(id, _held_by(module))
 
 
 def _made_of_class(cls: type) -> list[Any]:

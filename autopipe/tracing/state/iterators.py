@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +29,11 @@ class Spent:
         self.put: list[Callable[[], None]] = []
         if not self.names:
             return
-        for holder in (*(vars(m) for _, m in modules_in(model)), *(h for _, _, h in found.holders)):
-            self._aside(holder)
+        holders = [*(vars(m) for _, m in modules_in(model)), *(h for _, _, h in found.holders)]
+        held = itertools.chain.from_iterable(h.values() if isinstance(h, dict) else h for h in holders)
+        if not self.names.keys().isdisjoint(map(id, held)):  # as those of files alone, which are many
+            for holder in holders:
+                self._aside(holder)
         for _, _, known, _ in found.files:
             self._aside(known)
         for _, _, cls in found.classes:
