@@ -30,9 +30,9 @@ __all__ = [
     "is_foreign",
     "is_users",
     "methods_of",
-    "named",
     "names_in",
     "names_in_class",
+    "walked",
 ]
 
 PLAIN = frozenset(
@@ -73,29 +73,41 @@ def _is_installed(file: str) -> bool:
     return file.startswith(_STDLIB) or any(place in file for place in _INSTALLED)
 
 
-def named(start: Iterable[Any], files: Iterable[str]) -> list[tuple[dict[str, Any], frozenset[str]]]:
-    """The globals of files, with those that the code of these classes and functions names, or what it calls.
+def walked(start: Iterable[Any], files: Iterable[str]) -> Walk:
+    """The globals of files that the code of these classes and functions names, or what it calls.
 
-    Of the modules ``files`` and of the user's others. What else a file has, such as the losses that a
-    training script gathers, is none of the model's. Globals are told apart by identity: two files have one
-    name where one was loaded twice, or a package took over all that a module within it has.
+    Of the modules ``files`` and of the user's others.
     """
-    walk = _Walk(frozenset(files))
+    walk = Walk(frozenset(files))
     walk.run(start)
-    shown = ((g, frozenset(n for n in names if not n.startswith("__"))) for g, names in walk.names.values())
-    return [(known, names) for known, names in shown if names]
+    return walk
 
 
-class _Walk:
-    """Follows code from name to name."""
+class Walk:
+    """Follows code from name to name.
+
+    ``names`` are the globals of files with those of them that code names, by their ids; ``seen`` are all
+    classes, functions and others that were followed.
+    """
 
     def __init__(self, files: frozenset[str]) -> None:
         self.files = files
         self.names: dict[int, tuple[dict[str, Any], set[str]]] = {}
-        """By id of the globals, which are kept with them."""
         self.followed: dict[Any, bool] = {}
         self.seen: dict[int, Any] = {}
         self.waiting: list[Any] = []
+
+    def found(self) -> list[tuple[dict[str, Any], frozenset[str]]]:
+        """The globals of files, with those of them that code names.
+
+        What else a file has, such as the losses that a training script gathers, is none of the model's.
+        Globals are told apart by identity: two files have one name where one was loaded twice, or a package
+        took over all that a module within it has.
+        """
+        each = (
+            (g, frozenset(n for n in names if not n.startswith("__"))) for g, names in self.names.values()
+        )
+        return [(known, names) for known, names in each if names]
 
     def run(self, start: Iterable[Any]) -> None:
         self.waiting = list(start)

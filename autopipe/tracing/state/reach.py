@@ -10,11 +10,15 @@ import collections
 import contextvars
 import copy
 import enum
+import functools
+import gc
 import io
+import itertools
+import operator
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial, partialmethod
 from typing import Any
 
@@ -22,7 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..calls.members import OF_ALL, modules_in
+from ..calls.members import OF_ALL, buffers_in, modules_in, parameters_in
 from ..inputs.contents import slots
 from .cells import (
     MOST_BYTES,
@@ -34,8 +38,9 @@ from .cells import (
     VariableCell,
     attributes,
     content,
+    contents,
 )
-from .global_names import PLAIN, is_bare, is_foreign, is_users, methods_of, named, names_in
+from .global_names import PLAIN, is_bare, is_foreign, is_users, methods_of, names_in, walked
 from .quick_check import are_same
 
 __all__ = ["HOOKS", "Reached", "reached"]
@@ -59,7 +64,8 @@ class Reached:
     model's code names, ``classes`` classes, ``cells`` closures, slots and what else holds one value,
     ``tensors`` those found outside of parameters and buffers, ``generators`` random ones of the model's own,
     ``exhaustible`` what can be read only once; ``sources`` the paths of the modules that anything but their
-    parameters, buffers and modules was reached from, ``first`` those of them that came first.
+    parameters, buffers and modules was reached from, ``first`` those of them that came first. What was seen
+    ``ahead`` of classes and files and is ``met`` again from there is noted by its id.
     """
 
     def __init__(self) -> None:
@@ -73,7 +79,15 @@ class Reached:
         self.sources: set[str] = set()
         self.first: set[str] = set()
         self.seen: dict[int, Any] = {}
+        self.ahead: Collection[int] = ()
+        self.met: dict[int, Any] = {}
         self.places: tuple[list[int], list[Any]] = [], []
+
+    @property
+    def lists(self) -> tuple[list[Any], ...]:
+        """All places there are."""
+        kinds = self.holders, self.files, self.classes, self.cells
+        return *kinds, self.tensors, self.generators, self.exhaustible
 
     @property
     def own_generators(self) -> list[tuple[str, Any]]:
@@ -99,7 +113,11 @@ class Reached:
         if cls is types.BuiltinMethodType:
             value = value.__self__  # ``draw = generator.normal``
             cls = type(value)
-        if cls in PLAIN or id(value) in self.seen or depth > _DEEPEST or len(self.seen) > _MOST:
+        if cls in PLAIN:
+            return
+        if id(value) in self.seen or depth > _DEEPEST or len(self.seen) > _MOST:
+            if id(value) in self.ahead:
+                self.met[id(value)] = value
             return
         self.seen[id(value)] = value
         if cls is types.FunctionType:
@@ -228,22 +246,117 @@ def reached(model: nn.Module, is_first: Callable[[str], bool] = lambda path: Tru
             if cls not in classes:
                 classes[cls] = path
                 files.setdefault(cls.__module__, path)
+    _follow(out, classes, files)
+    out.first = set(filter(is_first, out.sources))
+    out.places = out._places()
+    return out
+
+
+def _follow(out: Reached, classes: Mapping[type, str], files: Mapping[str, str]) -> None:
+    """Note what classes and their files lead to; where all that was looked at for it is still so, as before.
+
+    That is most of what a library's models reach, and one and the same for many of them.
+    """
+    key = (*map(id, classes), *classes.values())
+    is_free = not any(isinstance(v, types.FunctionType) for v in out.seen.values())
+    if is_free and (known := _followed.get(key)) is not None and known.put_into(out):
+        return
+    out.ahead, n_seen, lengths = frozenset(out.seen), len(out.seen), [*map(len, out.lists)]
+    out.met.update({id(cls): cls for cls in classes if id(cls) in out.ahead})
     for cls, path in classes.items():
         if id(cls) not in out.seen:
             out.look_into_class(path, cls)
     # classes are followed first, which have most of the functions
     own = [*(f for f in out.seen.values() if isinstance(f, types.FunctionType)), *classes]
-    for known, names in named(own, files):
-        file = known["__name__"]
+    walk = walked(own, files)
+    for known_names, names in walk.found():
+        file = known_names["__name__"]
         path = files.get(file, "")
-        out.files.append((path, file, known, names))
+        out.files.append((path, file, known_names, names))
         for name in sorted(names):
-            value = known[name]
-            if type(value) not in PLAIN and id(value) not in out.seen:
+            value = known_names[name]
+            if type(value) not in PLAIN:
                 out.visit(path, f"{name} of {file}", value)
-    out.first = set(filter(is_first, out.sources))
-    out.places = out._places()
-    return out
+    _followed.pop(key, None)
+    seen = dict(itertools.islice(out.seen.items(), n_seen, None))
+    looked = {**seen, **walk.seen, **{id(cls): cls for cls in classes}}
+    if is_free and len(out.seen) <= _MOST and not any(map(_has_weights, looked.values())):
+        if len(_followed) >= _MOST_FOLLOWED:
+            _followed.clear()
+        added = [each[n:] for each, n in zip(out.lists, lengths, strict=True)]
+        _followed[key] = _Followed(added, seen, out.met, [*looked.values()], [*walk.names.values()])
+
+
+def _has_weights(value: Any) -> bool:
+    """Whether a value is a tensor or a layer with some: it may be what a user wants to be rid of."""
+    if isinstance(value, nn.Module):
+        return bool(parameters_in(value) or buffers_in(value))
+    return isinstance(value, torch.Tensor)
+
+
+class _Followed:
+    """What classes and files lead to: places ``added``, and what was ``seen`` there for the first time.
+
+    All that was ``looked`` at for it, and what ``files`` hold under names, is compared by identity. What was
+    ``met`` there had been seen before.
+    """
+
+    def __init__(
+        self,
+        added: Sequence[list[Any]],
+        seen: dict[int, Any],
+        met: dict[int, Any],
+        looked: Sequence[Any],
+        files: Sequence[tuple[dict[str, Any], Collection[str]]],
+    ) -> None:
+        self._added, self._seen, self._met = added, seen, met
+        functions = [f for f in looked if type(f) is types.FunctionType]
+        kinds = [cls for cls in looked if isinstance(cls, type) and not is_foreign(cls.__module__)]
+        others = (v for v in looked if callable(v) and not isinstance(v, (types.FunctionType, type)))
+        holders, _, _, cells, *_, exhaustible = added
+        taken = {id(each) for *_, each in exhaustible}
+        self._bare = [f for f in functions if not f.__dict__]
+        self._things = [
+            # what caches and iterators hold is nothing that is followed, and nothing to hold on to
+            *(v for v in looked if type(v) is not _CACHED and id(v) not in taken),
+            *(holder for *_, holder in holders),
+            *(cell for f in functions for cell in f.__closure__ or ()),
+            *(f.__dict__ for f in functions if f.__dict__),
+            *(held for cls in kinds for held in gc.get_referents(vars(cls))),
+            *(held for held in map(attributes, others) if held is not None),
+        ]
+        self._cells = [cell for *_, cell in cells if not isinstance(cell, ArrayCell)]
+        self._files = [(known, [*known], [*names], [*map(known.get, names)]) for known, names in files]
+        self._held = self._holding()
+
+    def _holding(self) -> list[Any]:
+        return [*gc.get_referents(*self._things), *contents(self._cells)]
+
+    def put_into(self, out: Reached) -> bool:
+        """Note the same, where it is still so and what has been seen has as much of it as it had then."""
+        has_as_much = self._met.keys() <= out.seen.keys() and out.seen.keys().isdisjoint(self._seen)
+        if not has_as_much or not self._is_still():
+            return False
+        out.seen.update(self._seen)
+        for held, more in zip(out.lists, self._added, strict=True):
+            held += more
+        return True
+
+    def _is_still(self) -> bool:
+        if any(map(_own_attributes, self._bare)) or not are_same(self._holding(), self._held):
+            return False
+        # under a name that a file has not had, code may find something there
+        is_as_named = all(are_same([*file], names) for file, names, *_ in self._files)
+        return is_as_named and all(
+            are_same([*map(file.get, names)], held) for file, _, names, held in self._files
+        )
+
+
+_CACHED = type(functools.lru_cache(lambda: None))
+_own_attributes = operator.attrgetter("__dict__")
+_followed: dict[tuple[Any, ...], _Followed] = {}
+"""By ids of classes and the paths they are reached from; the classes are kept with it."""
+_MOST_FOLLOWED = 16
 
 
 def saved(generator: Any) -> Callable[[], None]:
