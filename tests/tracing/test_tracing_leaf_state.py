@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from autopipe.tracing import capture
 from autopipe.tracing.code.attributes import names_of_open
-from autopipe.tracing.code.leaf_state import changed, codes_of, state_of
+from autopipe.tracing.code.leaf_state import Keeping, changed, codes_of, state_of
+from autopipe.tracing.code.restart import WatchMethods
 
 WIDTH = 8
 
@@ -264,3 +268,88 @@ def test_an_attribute_that_a_class_has_lost_since_is_none():
     before = state_of(inside)
     del CountsOnItsClass.n
     assert len([*changed(before, state_of(inside))]) == 1
+
+
+class Plenty(nn.Module):
+    """Goes by all kinds of things that it holds."""
+
+    of_class = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number, self.names, self.table = 1, ["a"], {"a": 1}
+        self.held, self.tensor = Box(), torch.zeros(2)
+        self.chosen, self.queue, self.array = Chosen({1}), collections.deque([1]), np.zeros(2)
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.of_class = self.of_class + 0
+        used = (self.number, self.names, self.table, self.held, self.chosen, self.queue, self.array)
+        return x + len(used) + self.tensor + self.mean
+
+
+class Box:
+    def __init__(self) -> None:
+        self.value = 1
+
+
+class Chosen(set):  # type: ignore[type-arg]
+    """Has a place for attributes beside what is in it."""
+
+
+def _boxed(module: Any) -> None:
+    module.held.__dict__ = {"value": 2}
+
+
+SETTING: dict[str, Callable[[Any], Any]] = {
+    "a number": lambda m: setattr(m, "number", 2),
+    "a list": lambda m: m.names.append("b"),
+    "a dict": lambda m: m.table.update(a=2),
+    "an object": lambda m: setattr(m.held, "value", 2),
+    "an object's dict": _boxed,
+    "a tensor": lambda m: m.tensor.add_(1),
+    "a set with attributes": lambda m: m.chosen.add(2),
+    "a deque": lambda m: m.queue.append(2),
+    "an array": lambda m: m.array.__setitem__(0, 1),
+    "a buffer": lambda m: setattr(m, "mean", torch.ones(2)),
+    "a class": lambda m: setattr(type(m), "of_class", 2),
+}
+
+
+UNCOUNTED = {"a list": "names", "a set with attributes": "chosen", "a deque": "queue", "an array": "array"}
+"""What counts no changes, by what holds it."""
+
+
+@pytest.mark.parametrize("is_counted", [False, True])
+@pytest.mark.parametrize("setting", SETTING)
+def test_all_that_is_set_on_a_leaf_is_seen_in_its_calls_and_between_them(
+    setting: str, is_counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Plenty, "of_class", 1)
+    module = Plenty()
+    if setting != "a class":
+        module.of_class = 1
+    for name in UNCOUNTED.values() if is_counted and setting not in UNCOUNTED else ():
+        setattr(module, name, None)
+    keeping = Keeping({id(module): "leaf"}, ())
+    keeping.begin([module], [])
+    assert not keeping.after("leaf", [module], keeping.before("leaf", [module]))
+    assert not keeping.begun
+    before = keeping.before("leaf", [module])
+    SETTING[setting](module)
+    assert keeping.after("leaf", [module], before)
+    keeping.before("leaf", [module])
+    module.number = 3
+    with pytest.raises(WatchMethods):
+        keeping.before("leaf", [module])
+
+
+def test_what_is_set_ahead_of_a_leafs_call_is_seen() -> None:
+    for setting in SETTING.values():
+        module = Plenty()
+        keeping = Keeping({id(module): "leaf"}, ())
+        keeping.begin([module], [])
+        setting(module)
+        with pytest.raises(WatchMethods):
+            keeping.before("leaf", [module])
+        Plenty.of_class = 1

@@ -15,7 +15,7 @@ import itertools
 import logging
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -51,6 +51,8 @@ _SIMPLE = (bool, int, float, str, type(None))
 _HOLD_NOTHING = frozenset(_SIMPLE)
 _FILLED = (list, dict, set, collections.deque, torch.Tensor, np.ndarray)
 _HELD = (*_SIMPLE, *_FILLED)
+_UNCOUNTED = (list, dict, set, collections.deque, np.ndarray)
+"""What holds others in no dict of an object's own, but for plain dicts themselves."""
 _NONE: tuple[Any, Any] = None, ()
 
 
@@ -68,19 +70,57 @@ def state_of(inside: Sequence[nn.Module]) -> LeafState:
     return out
 
 
-def _versions(inside: Sequence[nn.Module], state: LeafState) -> list[int]:
-    """Numbers that are others once an attribute or buffer is set; none where they do not tell all of a state.
+class _Counted(NamedTuple):
+    """What counts its changes of all that the state of one module is in, and how many there were."""
 
-    That is where one holds others, which may change in it.
-    """
-    held = [each for m in inside for each in (vars(m), m._buffers)]
-    is_told = all(isinstance(each, dict) for each in held) and all(
-        content == () for _, content in state.values()
-    )
-    is_told = is_told and all(
-        held_by_class(cls) <= vars(m).keys() for m, cls in zip(inside, map(type, inside), strict=True)
-    )
-    return [*map(dict_version, held)] if dict_version is not None and is_told else []
+    holders: list[Any]
+    numbers: list[int]
+    owners: list[tuple[Any, Any]]
+    tensors: list[tuple[torch.Tensor, int]]
+
+    def is_kept(self) -> bool:
+        """Whether nothing has changed since, so that the state is what it was."""
+        if dict_version is None or [*map(dict_version, self.holders)] != self.numbers:
+            return False
+        is_owned = all(content_of(owner) is held for owner, held in self.owners)
+        return is_owned and all(tensor._version == number for tensor, number in self.tensors)
+
+
+_Counts = dict[int, _Counted | None]
+"""By id of a module; None of one whose state may change uncounted, as where it is in a list."""
+
+
+def _counts_of(modules: Sequence[nn.Module], state: LeafState) -> _Counts:
+    by_module: dict[int, list[tuple[Any, Any]]] = {}
+    for (number, _), held in state.items():
+        by_module.setdefault(number, []).append(held)
+    return {id(m): _counted(m, by_module.get(id(m), ())) for m in modules}
+
+
+def _counted(module: nn.Module, state: Iterable[tuple[Any, Any]]) -> _Counted | None:
+    own, cls = vars(module), cast(Any, type(module))
+    holders: list[Any] = [own, module._buffers]
+    if dict_version is None or not held_by_class(cls) <= own.keys():
+        return None
+    owners: list[tuple[Any, Any]] = []
+    tensors: list[tuple[torch.Tensor, int]] = []
+    for value, content in state:
+        if isinstance(content, int) and isinstance(value, torch.Tensor):
+            tensors.append((value, content))
+        elif content != ():
+            held = content_of(value)
+            if type(held) is not dict or (isinstance(value, _UNCOUNTED) and held is not value):
+                return None
+            holders.append(held)
+            owners.append((value, held))
+    if not all(isinstance(each, dict) for each in holders):
+        return None
+    return _Counted(holders, [*map(dict_version, holders)], owners, tensors)
+
+
+def _are_kept(counts: _Counts, inside: Sequence[nn.Module]) -> bool:
+    found = (counts.get(id(m)) for m in inside)
+    return all(counted is not None and counted.is_kept() for counted in found)
 
 
 def changed(before: LeafState, now: LeafState) -> Iterator[tuple[int, str]]:
@@ -105,9 +145,8 @@ class Keeping:
 
     def __init__(self, paths: Mapping[int, str], watched: Collection[str]) -> None:
         self._paths, self._watched = paths, watched
-        self._beginning: LeafState = {}
-        self._by_leaf: dict[str, LeafState] = {}
-        self._counted: list[int] = []
+        self._beginning: tuple[LeafState, _Counts] = {}, {}
+        self._by_leaf: dict[str, tuple[LeafState, _Counts]] = {}
         self.opened: Sequence[tuple[str, nn.Module]] = ()
         self.filled: set[tuple[str, str]] = set()
         self.is_any = False
@@ -115,27 +154,32 @@ class Keeping:
 
     def begin(self, modules: Sequence[nn.Module], opened: Sequence[tuple[str, nn.Module]]) -> None:
         """Look at all modules as they are before the model is called."""
-        self.opened, self._beginning = opened, state_of(modules)
+        state = state_of(modules)
+        self.opened, self._beginning = opened, (state, _counts_of(modules, state))
 
-    def before(self, path: str, inside: Sequence[nn.Module]) -> LeafState:
-        """What a leaf keeps as it is called.
+    def before(self, path: str, inside: Sequence[nn.Module]) -> tuple[LeafState, _Counts]:
+        """What a leaf keeps as it is called, maybe among others.
 
         Raises :class:`WatchMethods` where code outside has set it since its last call.
         """
+        known, counts = self._by_leaf.get(path, self._beginning)
+        if _are_kept(counts, inside):
+            return known, counts
         now = state_of(inside)
-        for module, _ in changed(self._by_leaf.get(path, self._beginning), now):
+        for module, _ in changed(known, now):
             at = self._paths.get(module)
             if at is not None and at not in self._watched:
                 raise WatchMethods(at)
-        self._counted = _versions(inside, now)
-        return now
+        return now, _counts_of(inside, now)
 
-    def after(self, path: str, inside: Sequence[nn.Module], before: LeafState) -> bool:
+    def after(self, path: str, inside: Sequence[nn.Module], before: tuple[LeafState, _Counts]) -> bool:
         """Note what a leaf keeps after a call; whether, but for its first, that is other than ``before``."""
-        is_first = path not in self._by_leaf
-        is_as_counted = bool(self._counted) and _versions(inside, before) == self._counted
-        self._by_leaf[path] = before if is_as_counted else state_of(inside)
-        is_set = not is_as_counted and next(changed(before, self._by_leaf[path]), None) is not None
+        is_first, is_set = path not in self._by_leaf, False
+        if not _are_kept(before[1], inside):
+            now = state_of(inside)
+            is_set = next(changed(before[0], now), None) is not None
+            before = now, _counts_of(inside, now)
+        self._by_leaf[path] = before
         self.is_any |= is_set
         if is_set and is_first:
             self.begun.add(path)
