@@ -143,7 +143,7 @@ def _is_placeable(call: Call) -> bool:
 
 def _only_gives(call: Call) -> bool:
     """Whether all that the call of a module does is to give a value, or to draw."""
-    return not (call.has_effect or call.writes or call.mutated or call.keeps or call.draws)
+    return not (call.has_effect or call.writes or call.mutated or call.keeps or call.shares)
 
 
 def why_no_more(made: CaptureForms, device: torch.device) -> str:

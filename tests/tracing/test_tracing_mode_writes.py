@@ -25,6 +25,10 @@ def by_foreach(weight: Tensor, change: Tensor) -> None:
     torch._foreach_add_([weight.data], [change])
 
 
+def by_numpy(weight: Tensor, change: Tensor) -> None:
+    weight.data.numpy()[:] += change.numpy()
+
+
 class Merging(nn.Linear):
     """As loralib's: evaluates with the adapter in its weights, which training takes out again."""
 
@@ -82,7 +86,7 @@ def test_weights_that_take_the_memory_of_other_tensors_leave_it_to_these(n: int,
 
 @pytest.mark.parametrize("found", [False, True])
 @pytest.mark.parametrize("n", [8, 300])
-@pytest.mark.parametrize("write", [in_place, by_new_data, by_foreach])
+@pytest.mark.parametrize("write", [in_place, by_new_data, by_foreach, by_numpy])
 def test_weights_that_a_change_of_mode_writes_to_are_those_of_each_mode(
     write: Callable[[Tensor, Tensor], None], n: int, found: bool
 ) -> None:
@@ -100,3 +104,28 @@ def test_weights_that_a_change_of_mode_writes_to_are_those_of_each_mode(
     for training in (found, not found, found):
         model.train(training)
         torch.testing.assert_close(captured(x), before.train(training)(x), rtol=1e-12, atol=1e-12)
+
+
+class Writing(nn.Module):
+    """A layer that stays whole, and writes to its weights in each call."""
+
+    def __init__(self, n: int, write: Callable[[Tensor, Tensor], None]) -> None:
+        super().__init__()
+        self.weight, self.write = nn.Parameter(torch.ones(n, n), requires_grad=False), write
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not bool(x.isnan().any()):
+            self.write(self.weight, torch.ones_like(self.weight))
+        return x * self.weight.mean()
+
+
+@pytest.mark.parametrize("write", [in_place, by_new_data, by_foreach, by_numpy])
+def test_weights_that_a_layer_run_whole_writes_to_are_put_back(
+    write: Callable[[Tensor, Tensor], None],
+) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Writing(300, write), nn.Linear(8, 8)).double()
+    twin, x = copy.deepcopy(model), torch.randn(2, 8, dtype=torch.float64)
+    captured = capture(model, (x,))
+    assert torch.equal(model[1].weight, twin[1].weight)
+    for _ in range(2):
+        torch.testing.assert_close(captured(x), twin(x), rtol=1e-12, atol=1e-12)

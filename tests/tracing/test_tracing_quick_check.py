@@ -152,7 +152,7 @@ def test_what_classes_hold_is_looked_at_again_where_one_has_changed_alone():
     class Counted:
         calls, other = 0, 1
 
-    glance = quick_check.Glance([], [(vars(Counted), ("calls", "other"))], [], [])
+    glance = quick_check.Glance([], [(vars(Counted), ("calls", "other"), None)], [], [])
     before = glance.seen()
     assert before.in_dicts == (0, 1)
     assert glance.seen().in_dicts is before.in_dicts
@@ -251,7 +251,7 @@ def test_generators_are_seeded_anew_where_something_has_drawn_alone(monkeypatch)
 
 def test_what_files_hold_is_looked_at_again_where_one_has_changed_alone():
     kept, changing = {"a": 1, "b": 2}, {"a": 3}
-    glance = quick_check.Glance([[0]], [(kept, ("a", "b")), (changing, ("a",))], [], [])
+    glance = quick_check.Glance([[0]], [(kept, ("a", "b"), None), (changing, ("a",), None)], [], [])
     before, other = glance.seen(), object()
     assert before.in_dicts == (1, 2, 3)
     changing["a"] = other

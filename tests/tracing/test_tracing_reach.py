@@ -2,7 +2,11 @@
 
 import builtins
 import math
+import random
+import sys
+import types
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -128,3 +132,25 @@ def test_what_a_method_comes_to_name_after_a_look_is_found_by_the_next(monkeypat
     assert any(holder is NAMED_LATER for _, _, holder in reached(model).holders)
     monkeypatch.undo()
     assert not any(holder is NAMED_LATER for _, _, holder in reached(model).holders)
+
+
+class Imports(nn.Module):
+    """Takes a generator from a module that its forward imports, and holds what makes others."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds, self.bits = np.random.SeedSequence(0), np.random.PCG64(0)
+
+    def forward(self, x):
+        import users_generators
+
+        return x * users_generators.RNG.random()
+
+
+def test_generators_are_reached_by_imports_of_a_forward_and_by_what_makes_them(monkeypatch):
+    module = types.ModuleType("users_generators")
+    module.RNG = random.Random(0)
+    monkeypatch.setitem(sys.modules, "users_generators", module)
+    found = dict(reached(Imports()).own_generators)
+    assert found.keys() == {"seeds", "bits", "RNG of users_generators"}
+    assert found["RNG of users_generators"] is module.RNG

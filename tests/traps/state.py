@@ -89,6 +89,30 @@ class CounterOfTheClass(Net):
         return self.run(x * 2 if type(self).calls > 5 else x)
 
 
+class Counts(Net):
+    """Has a number that others count on from."""
+
+    total = 0
+
+
+@trap("refused")
+class CounterOfTheClassAbove(Counts):
+    """Counts on its own class from what the one above holds."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).total += 1
+        return self.run(x * 2 if type(self).total > 5 else x)
+
+
+@trap("refused")
+class CounterThatTheClassHasNot(Net):
+    """Counts on its class, which holds none at first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        setattr(type(self), "times", getattr(type(self), "times", 0) + 1)  # noqa: B010
+        return self.run(x * 2 if type(self).times > 5 else x)  # type: ignore[attr-defined]
+
+
 @trap("refused")
 def counter_of_the_file(self: Any, x: Tensor) -> Tensor:
     global COUNT

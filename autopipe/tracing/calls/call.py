@@ -60,7 +60,7 @@ class Call:
     mutated: names of buffers it writes.
     recompute: the model checkpoints it: a leaf whose inside is computed again in backward.
     keeps: the leaf has kept something of an earlier call of this run, which this one goes by.
-    draws: the random generators of the model's own, by name, that it draws from.
+    shares: what it changes that others may: random generators of the model's own, what classes hold; by name.
     stream: where its random numbers come from, where it draws any.
     is_check: it raises where its argument is not what it was at capture, and gives nothing.
     is_frozen: it gives or holds weights that take no gradient, and could.
@@ -90,7 +90,7 @@ class Call:
     is_check: bool = False
     recompute: bool = False
     keeps: bool = False
-    draws: frozenset[str] = frozenset()
+    shares: frozenset[str] = frozenset()
     stream: Stream | None = None
     is_frozen: bool = False
     uncounted: frozenset[tuple[int | str, ...]] = frozenset()
@@ -235,7 +235,7 @@ class Recording:
 
     def leaves_anything(self, call: Call) -> bool:
         """Whether a call of it may leave something for others, or go by what it has left."""
-        is_left = call.keeps or call.draws or call.mutated or call.writes or call.has_effect or call.frees
+        is_left = call.keeps or call.shares or call.mutated or call.writes or call.has_effect or call.frees
         return bool(is_left or call.path in self.begun)
 
 

@@ -22,6 +22,7 @@ from .named import Named, nameable
 
 __all__ = [
     "CASTING",
+    "HANDING",
     "LOOKED_AT",
     "MEMORY",
     "PLACES",
@@ -344,6 +345,11 @@ def _looked_at(tensor: torch.Tensor) -> torch.Tensor:
     held = tensor.detach()
     return held if held.numel() <= LOOKED_AT else held.flatten()[:: 1 + held.numel() // LOOKED_AT]
 
+
+HANDING = frozenset(
+    {torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__, torch.Tensor.data_ptr}
+)
+"""Methods that hand a tensor's memory to code outside of torch."""
 
 LOOKED_AT = 1 << 16
 """Of a tensor's elements about so many are compared at the most."""

@@ -158,7 +158,7 @@ def quiet(calls: Sequence[Call]) -> dict[str, bool]:
     return {
         c.target: c.is_random
         for c in leaves
-        if c.depends & Depends.STATE and not (c.writes or c.mutated or c.keeps or c.draws)
+        if c.depends & Depends.STATE and not (c.writes or c.mutated or c.keeps or c.shares)
     }
 
 

@@ -141,6 +141,7 @@ class Keeping:
     filled: in which of their attributes, by path and name, hooks of leaves put something.
     is_any: whether a leaf has kept anything.
     begun: the leaves whose first call has set something that they go by.
+    on_classes: what the call of a leaf that ended last has left otherwise on classes, by name.
     """
 
     def __init__(self, paths: Mapping[int, str], watched: Collection[str]) -> None:
@@ -151,6 +152,7 @@ class Keeping:
         self.filled: set[tuple[str, str]] = set()
         self.is_any = False
         self.begun: set[str] = set()
+        self.on_classes = frozenset[str]()
 
     def begin(self, modules: Sequence[nn.Module], opened: Sequence[tuple[str, nn.Module]]) -> None:
         """Look at all modules as they are before the model is called."""
@@ -174,12 +176,15 @@ class Keeping:
 
     def after(self, path: str, inside: Sequence[nn.Module], before: tuple[LeafState, _Counts]) -> bool:
         """Note what a leaf keeps after a call; whether, but for its first, that is other than ``before``."""
-        is_first, is_set = path not in self._by_leaf, False
+        is_first, others = path not in self._by_leaf, list[tuple[int, str]]()
         if not _are_kept(before[1], inside):
             now = state_of(inside)
-            is_set = next(changed(before[0], now), None) is not None
+            others = [*changed(before[0], now)]
             before = now, _counts_of(inside, now)
         self._by_leaf[path] = before
+        held = {id(m): vars(m).keys() | m._buffers.keys() for m in inside}
+        self.on_classes = frozenset([name for module, name in others if name not in held[module]])
+        is_set = bool(others)
         self.is_any |= is_set
         if is_set and is_first:
             self.begun.add(path)
@@ -286,11 +291,28 @@ def codes_of(cls: type) -> tuple[types.CodeType, ...]:
 
 @functools.lru_cache(maxsize=1 << 10)
 def held_by_class(cls: Any) -> frozenset[str]:
-    """Of what a class asks for, what it holds itself and its code may change: sets, fills or writes to."""
+    """Of what a class asks for, what it holds itself and its code may change: sets, fills or writes to.
+
+    And what code that comes to the class may yet put there.
+    """
     own = [*itertools.takewhile(lambda c: c is not nn.Module, cls.__mro__)]
-    stored = {name for code in codes_of(cls) for name in attributes_stored(code)}
+    codes = codes_of(cls)
+    stored = {name for code in codes for name in _set_by(code)}
     held = {name: value for each in reversed(own) for name, value in vars(each).items()}
-    return goes_by(cls) & {n for n, v in held.items() if isinstance(v, _FILLED if n not in stored else _HELD)}
+    found = {n for n, v in held.items() if isinstance(v, _FILLED if n not in stored else _HELD)}
+    put = {name for code in codes if _comes_to_class(code) for name in _set_by(code)}
+    return goes_by(cls) & (found | (put - held.keys()))
+
+
+def _set_by(code: types.CodeType) -> Iterator[str]:
+    """The attributes that code sets, by ``setattr`` too."""
+    yield from attributes_stored(code)
+    if "setattr" in code.co_names:
+        yield from (text for text in code.co_consts if isinstance(text, str))
+
+
+def _comes_to_class(code: types.CodeType) -> bool:
+    return code.co_varnames[:1] == ("cls",) or not {"__class__", "type"}.isdisjoint(code.co_names)
 
 
 def values_of_class(cls: Any) -> dict[str, Any]:

@@ -225,10 +225,10 @@ def _constraints(
             of_leaf = [c.name for c in calls if _is_leaf(c) and are_nested(place_of(c), path)]
             order |= set(itertools.pairwise(of_leaf))
             groups.append(set(of_leaf))
-        for generator in sorted({name for c in calls for name in c.draws}):
-            drawing = [c.name for c in calls if generator in c.draws]
-            order |= set(itertools.pairwise(drawing))
-            groups.append(set(drawing))
+        for shared in sorted({name for c in calls for name in c.shares}):
+            changing = [c.name for c in calls if shared in c.shares]
+            order |= set(itertools.pairwise(changing))
+            groups.append(set(changing))
         mutated = {n for c in calls for n in c.mutated}
         groups += [{c.name for c in calls if name in ops[c.name].buffers} for name in mutated]
         groups += [

@@ -25,6 +25,7 @@ __all__ = [
     "content_of",
     "counted",
     "divided",
+    "is_of_class",
     "leave",
     "names_inside",
     "names_set",
@@ -115,6 +116,12 @@ def _number_of(model: nn.Module, name: str) -> Any:
         return held[key] if key < len(held) else None
     cls = type(model.get_submodule(owner_of(name)[0]))
     return None if held is None else held.get(key, None if "[" in name else getattr(cls, key, None))
+
+
+def is_of_class(model: nn.Module, name: str) -> bool:
+    """Whether an attribute, by path and name, is that of a module's class alone."""
+    held, key = place_inside(model, name)
+    return "[" not in name and held is not None and key not in held
 
 
 def leave(model: nn.Module, numbers: Mapping[str, Any]) -> None:

@@ -10,14 +10,10 @@ from typing import Any
 
 import torch
 
-from ..calls.functions import storages
+from ..calls.functions import HANDING, storages
 from ..inputs.contents import are_equal_tensors
 
 __all__ = ["HandedOut"]
-
-_HANDING = frozenset(
-    {torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__, torch.Tensor.data_ptr}
-)
 
 
 class HandedOut:
@@ -28,7 +24,7 @@ class HandedOut:
 
     def note(self, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """A function of torch is being called."""
-        if func in _HANDING:
+        if func in HANDING:
             (tensor, *_) = args
             if tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_inference()):
                 self._held.append((tensor, tensor._version, tensor.detach().clone()))

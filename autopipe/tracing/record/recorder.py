@@ -11,7 +11,7 @@ import copy
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..calls.streams import DRAWING
 from ..code.leaf_state import Keeping, attributes_left, read_by
-from ..code.leaves import Policy, calls_otherwise, eager, is_compiled
+from ..code.leaves import Policy, calls_otherwise, eager, is_compiled, is_torchs
 from ..code.position import Depth, Position
 from ..code.reading import uncounted
 from ..code.restart import CloseModule, KeepMode, OpenLeaf
@@ -132,6 +132,7 @@ class Recorder(TorchFunctionMode):
         self.checkpointed = Depth()
         self.failed: str | None = None
         self.answer: list[Any] = []
+        self.before_writes: Callable[[Iterable[nn.Module]], contextlib.AbstractContextManager[Any]]
         self.suspended: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     # ---------------------------------------------------------------- running
@@ -351,10 +352,12 @@ class Recorder(TorchFunctionMode):
         gave: list[Any] = []
 
         def run_leaf(*args: Any, **kwargs: Any) -> Any:
-            with self.inside_leaf(path, compiled), self.suspended() if compiled else contextlib.nullcontext():
+            around = self.suspended() if compiled else self.before_writes(own_code)
+            with self.inside_leaf(path, compiled), around:
                 gave.append(run(*args, **kwargs))
             return gave[0]
 
+        own_code = [] if all(map(is_torchs, inside)) else inside
         call.stream = self.streams.of_module(path, inside)
         given = dict_arguments.dicts(args, kwargs, actual, first=3 if path in self.moded else 0)
         twins = None if compiled else self.twins
@@ -375,13 +378,14 @@ class Recorder(TorchFunctionMode):
             call.is_random, call.depends = True, call.depends | Depends.RANDOM
         _check_alone(call, inside, foreign, actual, result)
         call.keeps = self.keeping.after(path, inside, before)
+        call.shares |= self.keeping.on_classes
         if hooks != _hooks_of(inside):  # as one does that takes itself away
             self.keeping.begun.add(path)
         dict_arguments.refilled(self.ledger, call, given)
         call.mutated = self.changed(buffers, module, path)
         if not (isinstance(result, torch.Tensor) or module._forward_hooks):
             call.uncounted = uncounted(module, call.value)
-        if twins is not None and key is not None and copied is None and not (is_outside or call.draws):
+        if twins is not None and key is not None and copied is None and not (is_outside or call.shares):
             draws = self.streams.since(counts, inside)
             if draws is not None:
                 twins.keep(key, call, result, actual, draws if call.is_random else None)
@@ -519,7 +523,7 @@ class Recorder(TorchFunctionMode):
         self.handed_inside.forget()
         unsaid_before = self.handed.written()
         result = run(*args, **kwargs)
-        call.draws = self.generators.drawn()
+        call.shares = self.generators.drawn()
         if isinstance(result, torch.Tensor) and result.is_nested:
             self.at.refuse_nested()
         call.is_random = self.draws.drawn()

@@ -23,7 +23,7 @@ from ..code.leaves import Policy
 from ..code.restart import CloseModule, HoldNumbers
 from ..code.set_first import Place, reads_before_sets
 from ..inputs.free_numbers import is_number
-from ..inputs.held_numbers import leave, names_inside, numbers_of
+from ..inputs.held_numbers import is_of_class, leave, names_inside, numbers_of
 from ..inputs.structure import flatten
 from ..state.example_data import are_close, doubled, other_data
 from ..state.quick_check import Seen
@@ -89,6 +89,15 @@ class Repeats:
         """Let go of what is known: the calls from now on are others."""
         self._asked = None
 
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within it what is known of calls is not, nor afterwards what is found of those within."""
+        before, self._asked = self._asked, None
+        try:
+            yield
+        finally:
+            self._asked = before
+
     def check_state(
         self,
         policy: Policy,
@@ -113,7 +122,7 @@ class Repeats:
         if is_as_begun or (self._inside and self.snapshot.seen_unchanged() is not None):
             return False
         self.check_made(policy)
-        changes = self.snapshot.changes()
+        changes, put = self.snapshot.changes(), self.snapshot.put_on_classes()
         glance = self.snapshot.glance
         self._first = glance.seen() if glance.is_kept_but_tensors() else None, changes
 
@@ -161,6 +170,8 @@ class Repeats:
             self.check_counts(policy, recording, is_met)
         if (left := self._first[0]) is not None and not is_known:
             self._asked = _Asked(left, training, sees_no_mode)
+        if is_settled:
+            self.snapshot.keep_on_classes(put)
         return True
 
     def is_asked(self, training: bool, *, sees_no_mode: bool) -> bool:
@@ -287,7 +298,10 @@ class Repeats:
         found = {
             name: (was, after[name])
             for name, was in before.items()
-            if is_number(was) and type(was) is type(after[name]) and was != after[name]
+            if is_number(was)
+            and type(was) is type(after[name])
+            and was != after[name]
+            and not is_of_class(self.model, name)
         }
         if found and not read:
             self.run(recording.training)

@@ -186,9 +186,11 @@ class Runs:
             answer = self.answers[training] if is_natural else None
             is_as_begun = self.is_as_begun()
             sees_no_mode = self.sees_no_mode(attempt, recording)
-            is_changed = self.repeats.check_state(
-                attempt.policy, recording, is_as_begun, answer, sees_no_mode=sees_no_mode
-            )
+            around = self.repeats.apart() if setting != AS_GIVEN else contextlib.nullcontext()
+            with around, torch.set_grad_enabled(setting.grad):
+                is_changed = self.repeats.check_state(
+                    attempt.policy, recording, is_as_begun, answer, sees_no_mode=sees_no_mode
+                )
             recording.goes_by_mode |= is_changed
             if is_natural and not is_as_begun:
                 self.open_counting(attempt, training)
@@ -269,6 +271,7 @@ class Runs:
         recorder.at.taken_apart = {"", *attempt.taken_apart}
         recorder.reads.names_read = self.names_read
         recorder.bounded.put_back = self.snapshot.tensors.keys()
+        recorder.before_writes = self.snapshot.before_writes
         recorder.generators = OwnGenerators(self.snapshot.reached.own_generators)
         kept = recorder.opaque
         modules = self.modules if restores else modules_in(self.model)

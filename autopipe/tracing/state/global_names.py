@@ -10,7 +10,7 @@ import operator
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial, partialmethod, singledispatchmethod
 from typing import Any
 
@@ -160,7 +160,7 @@ class Walk:
         """What :meth:`ask` does of each of some code, which asks for these names in all."""
         found = known.keys() & own
         is_plain = _REACHES_FILES.isdisjoint(asked) and _ASKS_FOR_ALL.isdisjoint(asked)
-        if not is_plain or any(map(_is_users_module, map(known.get, found))):
+        if not is_plain or any(map(_is_users_module, map(known.get, found))) or _imported(own, known):
             for code in codes:
                 self.ask(code, known)
             return
@@ -185,6 +185,8 @@ class Walk:
                 self.ask_module(asked, value)
             elif name in new:
                 self.waiting.append(value)
+        for module in _imported(own, known):
+            self.ask_module(asked, module)
 
     def ask_module(self, asked: frozenset[str], module: types.ModuleType) -> None:
         """Code that names a module may ask it for what it names beside."""
@@ -253,6 +255,12 @@ def is_bare(function: types.FunctionType) -> bool:
         return False
     is_plain = not function.__defaults__ or PLAIN.issuperset(map(type, function.__defaults__))
     return is_plain and function.__name__ not in names_in(function.__code__)
+
+
+def _imported(own: frozenset[str], known: Mapping[str, Any]) -> list[types.ModuleType]:
+    """The user's modules that code imports as it runs, of the names that it has of its own file."""
+    there = map(sys.modules.get, own - known.keys())
+    return [module for module in there if module is not None and _is_users_module(module)]
 
 
 def _is_users_module(value: Any) -> bool:

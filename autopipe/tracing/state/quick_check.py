@@ -20,8 +20,9 @@ import torch
 from ...torch_private import dict_version
 from .cells import ArrayCell, Cell, content, contents
 
-__all__ = ["Glance", "Seen", "are_same"]
+__all__ = ["SIMPLE", "Glance", "Seen", "are_same", "is_data", "put_on"]
 
+SIMPLE = (int, float, str, bytes, bool, type(None))
 _ROWS: tuple[Any, ...] = (list, collections.deque)
 _PLAIN = frozenset({dict, collections.OrderedDict, set, *_ROWS})
 _ADDRESS_BYTES = ctypes.sizeof(ctypes.c_void_p)
@@ -45,10 +46,15 @@ class Seen(NamedTuple):
         return is_same_elsewhere and are_same(self.in_dicts, other.in_dicts)
 
 
+_Namespace = tuple[Any, tuple[str, ...], frozenset[str] | None]
+"""What holds names, those that are compared, and all that it may hold data under; None where any."""
+
+
 class Glance:
     """Containers, names in namespaces, cells and tensors; what they hold is compared by identity.
 
-    Sets, arrays and tensors are compared with what they held at first, tensors with their ``copies``.
+    Sets, arrays and tensors are compared with what they held at first, tensors with their ``copies``. Of
+    namespaces that are to have no other data than under names known, such are held, too.
     """
 
     _last: tuple[list[int], list[int], tuple[Any, ...]] | None
@@ -59,7 +65,7 @@ class Glance:
     def __init__(
         self,
         containers: Iterable[Any],
-        named: Iterable[tuple[Mapping[str, Any], Iterable[str]]],
+        named: Iterable[tuple[Mapping[str, Any], Iterable[str], frozenset[str] | None]],
         cells: Sequence[Cell],
         copies: Sequence[tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
@@ -69,9 +75,11 @@ class Glance:
         self.dicts = [c for c in filled if isinstance(c, dict)]
         self.rows = [(kind, [c for c in filled if isinstance(c, kind)]) for kind in _ROWS]
         self.sets = [(c, set.copy(c)) for c in filled if isinstance(c, set)]
-        each = [(type(held) is dict, held, tuple(names)) for held, names in map(_in_its_dict, named)]
-        self.files = [(held, names) for is_dict, held, names in each if is_dict]
-        self.classes = [(held.get, names) for is_dict, held, names in each if not is_dict]
+        each = [(_in_its_dict(held), tuple(names), known) for held, names, known in named]
+        self.files: list[_Namespace] = [(h, names, known) for h, names, known in each if type(h) is dict]
+        self.classes: list[_Namespace] = [
+            (held, names, known) for held, names, known in each if type(held) is not dict
+        ]
         self.cells = [c for c in cells if not isinstance(c, ArrayCell)]
         self.arrays = [(c, content(c)) for c in cells if isinstance(c, ArrayCell)]
         self.tensors = _Copies([_Copied(tensor, copy) for tensor, copy in copies])
@@ -81,6 +89,16 @@ class Glance:
         """Compare one more tensor with a copy of what it held at first."""
         self.tensors.add(_Copied(tensor, copy))
 
+    def know(self, shown: Mapping[str, Any], names: frozenset[str]) -> None:
+        """Let it be known that a namespace holds data under these names, too."""
+        namespace = _in_its_dict(shown)
+        for group in (self.files, self.classes):
+            group[:] = [
+                (held, its, known | names if held is namespace and known is not None else known)
+                for held, its, known in group
+            ]
+        self.forget()
+
     def seen(self) -> Seen:
         """What is held now in all that is compared by identity."""
         lengths, in_dicts = self._in_dicts()
@@ -88,8 +106,8 @@ class Glance:
         for kind, rows in self.rows:
             lengths += map(kind.__len__, rows)
             elsewhere += itertools.chain.from_iterable(map(kind.__iter__, rows))
-        for get, names in self.classes:
-            elsewhere += map(get, names)
+        for held in self.classes:
+            elsewhere += _under_names(*held)
         elsewhere += contents(self.cells)
         return Seen(lengths, in_dicts, tuple(elsewhere))
 
@@ -108,15 +126,15 @@ class Glance:
 
     def _counted(self) -> list[int]:
         """How many changes each dict counts, and each file behind them; empty where none counts any."""
-        dicts = itertools.chain(self.dicts, (file for file, _ in self.files))
+        dicts = itertools.chain(self.dicts, (file for file, *_ in self.files))
         return [*map(dict_version, dicts)] if dict_version is not None else []
 
     def _named(self, counted: Sequence[int]) -> Iterator[Any]:
         """What files have under names, looked up again in those that have ``counted`` a change since."""
         counts = counted[len(self.dicts) :] or itertools.repeat(None)
-        for place, ((file, names), count) in enumerate(zip(self.files, counts, strict=False)):
+        for place, (held, count) in enumerate(zip(self.files, counts, strict=False)):
             if count is None or count != self._in_files[place][0]:
-                self._in_files[place] = count, tuple(map(file.get, names))
+                self._in_files[place] = count, _under_names(*held)
         return itertools.chain.from_iterable(held for _, held in self._in_files)
 
     def forget(self) -> None:
@@ -141,7 +159,8 @@ class Glance:
 
     def keys_apart(self, a: Seen, b: Seen) -> set[Any]:
         """The keys under which other values were seen; None stands for what is apart otherwise."""
-        if a.lengths != b.lengths or not are_same(a.elsewhere, b.elsewhere):
+        is_as_long = a.lengths == b.lengths and len(a.in_dicts) == len(b.in_dicts)
+        if not is_as_long or not are_same(a.elsewhere, b.elsewhere):
             return {None}
         n_values = sum(a.lengths[: len(self.dicts)])
         apart = _apart(a.in_dicts, b.in_dicts)
@@ -149,7 +168,8 @@ class Glance:
 
     def put(self, now: Seen, then: Seen) -> bool:
         """Lead from what is seen ``now`` to what was ``then``, if only values under the same keys differ."""
-        if now.lengths != then.lengths or not are_same(now.elsewhere, then.elsewhere):
+        is_as_long = now.lengths == then.lengths and len(now.in_dicts) == len(then.in_dicts)
+        if not is_as_long or not are_same(now.elsewhere, then.elsewhere):
             return False
         last = self._last if self._last is not None and self._last[2] is now.in_dicts else None
         if are_same(now.in_dicts, then.in_dicts):
@@ -193,11 +213,28 @@ def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return a is b or (len(a) == len(b) and _addresses(a) == _addresses(b))
 
 
-def _in_its_dict(named: tuple[Mapping[str, Any], Iterable[str]]) -> tuple[Mapping[str, Any], Iterable[str]]:
-    """Names in a namespace; in that of a class, in the dict behind what is shown, which counts changes."""
-    shown, names = named
+def is_data(value: Any) -> bool:
+    """Whether a value is data that code may count in, or keep for later calls: no code and no module."""
+    return not (callable(value) or isinstance(value, types.ModuleType) or hasattr(type(value), "__get__"))
+
+
+def put_on(held: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    """The data that a namespace holds under other names than were ``known``."""
+    new = () if len(held) <= len(known) else [name for name in held if name not in known]
+    return {name: held[name] for name in new if is_data(held[name]) and not name.startswith("__")}
+
+
+def _under_names(
+    held: Mapping[str, Any], names: tuple[str, ...], known: frozenset[str] | None
+) -> tuple[Any, ...]:
+    new = () if known is None else put_on(held, known).values()
+    return *map(held.get, names), *new
+
+
+def _in_its_dict(shown: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A namespace; that of a class as the dict behind what is shown, which counts changes."""
     held = gc.get_referents(shown) if type(shown) is types.MappingProxyType else []
-    return (held[0] if len(held) == 1 and type(held[0]) is dict else shown), names
+    return held[0] if len(held) == 1 and type(held[0]) is dict else shown
 
 
 def _apart(a: tuple[Any, ...], b: tuple[Any, ...]) -> list[int]:

@@ -53,6 +53,10 @@ _OF_PYTHON = frozenset(
 _FOREIGN = frozenset({"torch", "numpy", "builtins", "typing", "abc", "logging", "threading", "autopipe"})
 _COUNTING = "torch.optim", "torch.quasirandom"
 """Where classes of torch's are whose objects go by how often they were called."""
+_GENERATORS = (
+    random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator,
+    np.random.SeedSequence, torch.Generator,
+)  # fmt: skip
 _GLOBAL = random._inst, np.random.mtrand._rand, torch.default_generator
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -130,7 +134,7 @@ class Reached:
                 self.look_into_class(path, value, depth)
         elif isinstance(value, torch.Tensor):
             self.tensors.append((path, name, value))
-        elif isinstance(value, (random.Random, np.random.RandomState, np.random.Generator, torch.Generator)):
+        elif isinstance(value, _GENERATORS):
             self.generators.append((path, name, value))
         elif isinstance(value, np.ndarray):
             self.cells += [(path, name, ArrayCell(value))] if ArrayCell.is_for(value) else []
@@ -367,6 +371,10 @@ def saved(generator: Any) -> Callable[[], None]:
         return partial(
             setattr, generator.bit_generator, "state", copy.deepcopy(generator.bit_generator.state)
         )
+    if isinstance(generator, np.random.BitGenerator):
+        return partial(setattr, generator, "state", copy.deepcopy(generator.state))
+    if isinstance(generator, np.random.SeedSequence):
+        return lambda: None  # it counts what it has spawned, and cannot be put back
     if isinstance(generator, np.random.RandomState):
         return partial(generator.set_state, generator.get_state())
     return partial(generator.set_state, generator.get_state())
@@ -378,6 +386,8 @@ def state_of(generator: Any) -> Any:
         return generator.getstate()
     if isinstance(generator, np.random.Generator):
         return str(generator.bit_generator.state)
+    if isinstance(generator, (np.random.BitGenerator, np.random.SeedSequence)):
+        return str(generator.state)
     if isinstance(generator, np.random.RandomState):
         return str(generator.get_state())
     return generator.get_state().numpy().tobytes()

@@ -27,7 +27,7 @@ from ..inputs.contents import are_equal_tensors
 from .cells import content
 from .iterators import Spent
 from .mode_writes import BeforeWrites
-from .quick_check import Glance, Seen
+from .quick_check import SIMPLE, Glance, Seen, is_data, put_on
 from .reach import Reached, reached, saved, state_of
 from .turns import in_turn
 
@@ -43,10 +43,9 @@ __all__ = [
 ]
 
 _INTERNAL = OF_ALL - {"_buffers", "_forward_hooks", "_forward_pre_hooks"}
-_SIMPLE = (int, float, str, bytes, bool, type(None))
 _PLAIN = frozenset({list, dict, set, collections.OrderedDict})
 """Kinds of containers that hold nothing where they are false."""
-_NO_TENSORS = frozenset({*_SIMPLE, tuple, *_PLAIN})
+_NO_TENSORS = frozenset({*SIMPLE, tuple, *_PLAIN})
 _EMPTY = object()
 _NOTHING: dict[Any, Any] = {}
 """What a container that is empty holds."""
@@ -77,6 +76,7 @@ class Snapshot:
         self.spent = Spent(model, self.reached) if holds_back else None
         self.modules = [(path, m, _Held(vars(m))) for path, m in modules_in(model)]
         self.weights = [p for _, p in parameters_in(model)]
+        self._names = {id(p): n for n, p in parameters_in(model)}
         self._taking = [p.requires_grad for p in self.weights]
         # a scripted module keeps its mode where its attributes do not show it
         self.scripted = [(m, m.training) for _, m, _ in self.modules if isinstance(m, torch.jit.ScriptModule)]
@@ -120,11 +120,15 @@ class Snapshot:
         if self.switches_plainly:
             switch(self.model, training)
             return
-        kept = (
-            (n, p) for n, p in parameters_in(self.model) if id(p) not in self.tensors and not _is_absent(p)
-        )
-        with BeforeWrites(kept, self._include):
+        with self.before_writes(m for _, m, _ in self.modules):
             switch(self.model, training)
+
+    def before_writes(self, modules: Iterable[nn.Module]) -> contextlib.AbstractContextManager[Any]:
+        """Within it, weights of these modules that nothing wrote to so far are put back once code does."""
+        own = self._names.keys() - self.tensors.keys()
+        held = (p for m in modules for p in m._parameters.values() if id(p) in own)
+        weights = [(self._names[id(p)], p) for p in held if p is not None and not _is_absent(p)]
+        return BeforeWrites(weights, self._include) if weights else contextlib.nullcontext()
 
     def _note_begun(self, training: bool) -> None:
         """Note where runs begin in a mode: put back as seen where its tensors are those found."""
@@ -266,9 +270,19 @@ class Snapshot:
         ]
         return drawn + written + self.beside.changes()
 
+    def put_on_classes(self) -> list[tuple[str, str, type, dict[str, Any]]]:
+        """The data that code has put on classes under new names: path, name, class and data by name."""
+        return [*self.beside.put_on_classes()]
+
+    def keep_on_classes(self, put: Sequence[tuple[str, str, type, dict[str, Any]]]) -> None:
+        """Leave such data where it was put, as a memo that is the same whenever it is made."""
+        for _, _, cls, new in put:
+            self.beside.keep(cls, new)
+            self.glance.know(vars(cls), frozenset(new))
+
     def numbers(self) -> dict[tuple[str, str], Any]:
         """Every plain number and text that code can count in, by module path and name."""
-        out = {(p, k): v for p, m, _ in self.modules for k, v in vars(m).items() if isinstance(v, _SIMPLE)}
+        out = {(p, k): v for p, m, _ in self.modules for k, v in vars(m).items() if isinstance(v, SIMPLE)}
         return out | self.beside.numbers()
 
 
@@ -361,16 +375,20 @@ class _Beside:
         self.holders = [(p, n, h, _content(h)) for p, n, h in found.holders]
         self.files = [(p, n, known, {k: known[k] for k in names}) for p, n, known, names in found.files]
         self.classes = [
-            (p, n, c, {k: v for k, v in vars(c).items() if _is_data(v)}) for p, n, c in found.classes
+            (p, n, c, {k: v for k, v in vars(c).items() if is_data(v)}, frozenset(vars(c)))
+            for p, n, c in found.classes
         ]
-        self.cells = [(p, n, c, v) for p, n, c in found.cells if _is_data(v := content(c, _EMPTY))]
+        filled = ((p, n, c, content(c, _EMPTY)) for p, n, c in found.cells)
+        self.cells = [each for each in filled if each[3] is not _EMPTY and is_data(each[3])]
 
     def glance(
         self, containers: Sequence[Any], copies: Sequence[tuple[torch.Tensor, torch.Tensor]]
     ) -> Glance:
         """One at all of this, and more containers and tensors."""
-        named: list[tuple[Mapping[str, Any], Iterable[str]]] = [(k, names) for _, _, k, names in self.files]
-        named += [(vars(cls), names) for _, _, cls, names in self.classes]
+        named: list[tuple[Mapping[str, Any], Iterable[str], frozenset[str] | None]] = [
+            (k, names, None) for _, _, k, names in self.files
+        ]
+        named += [(vars(cls), names, known) for _, _, cls, names, known in self.classes]
         holders, cells = [h for _, _, h, _ in self.holders], [c for _, _, c, _ in self.cells]
         return Glance([*containers, *holders], named, cells, copies)
 
@@ -380,8 +398,10 @@ class _Beside:
         for _, _, known, before in self.files:
             if not all(map(operator.is_, map(known.get, before), before.values())):
                 known.update({k: v for k, v in before.items() if known.get(k, v) is not v})
-        for _, _, cls, before in self.classes:
-            for key, value in before.items():
+        for _, _, cls, held, names in self.classes:
+            for key in put_on(vars(cls), names):
+                delattr(cls, key)
+            for key, value in held.items():
                 if vars(cls).get(key, value) is not value:
                     setattr(cls, key, value)
         for _, _, cell, before in self.cells:
@@ -398,30 +418,43 @@ class _Beside:
         ]
         out += [
             (path, f"{name}.{k}")
-            for path, name, cls, before in self.classes
+            for path, name, cls, before, _ in self.classes
             for k, v in before.items()
             if _is_replaced(v, vars(cls).get(k, v))
         ]
+        out += [(path, f"{name}.{k}") for path, name, _, new in self.put_on_classes() for k in new]
         return out + [(p, n) for p, n, cell, v in self.cells if _is_replaced(v, content(cell, _EMPTY))]
+
+    def put_on_classes(self) -> Iterator[tuple[str, str, type, dict[str, Any]]]:
+        """What classes hold that they did not: path, name, class and data by name."""
+        found = ((p, n, cls, put_on(vars(cls), known)) for p, n, cls, _, known in self.classes)
+        return (each for each in found if each[3])
+
+    def keep(self, cls: type, new: dict[str, Any]) -> None:
+        """Let a class have held this from the start."""
+        for key, value in new.items():
+            setattr(cls, key, value)
+        self.classes = [
+            (p, n, c, {**held, **new}, known.union(new)) if c is cls else (p, n, c, held, known)
+            for p, n, c, held, known in self.classes
+        ]
 
     def numbers(self) -> dict[tuple[str, str], Any]:
         out = {}
         for path, name, holder, _ in self.holders:
             items = dict.items(holder) if isinstance(holder, dict) else enumerate(holder)
-            out.update({(path, f"{name}.{k}"): v for k, v in items if isinstance(v, _SIMPLE)})
+            out.update({(path, f"{name}.{k}"): v for k, v in items if isinstance(v, SIMPLE)})
             out[path, f"{LENGTH_OF}{name}"] = len(holder)
         for path, name, known, before in self.files:
             asked = {k: known.get(k) for k in before}
-            out.update({(path, f"{name}.{k}"): v for k, v in asked.items() if isinstance(v, _SIMPLE)})
-        for path, name, cls, before in self.classes:
-            plain = (k for k, v in before.items() if not isinstance(v, torch.Tensor))
+            out.update({(path, f"{name}.{k}"): v for k, v in asked.items() if isinstance(v, SIMPLE)})
+        for path, name, cls, before, _ in self.classes:
+            plain = (k for k, v in before.items() if isinstance(v, (*SIMPLE, tuple)))
             out.update({(path, f"{name}.{k}"): vars(cls).get(k) for k in plain})
-        out.update({(p, n): content(c) for p, n, c, v in self.cells if isinstance(v, _SIMPLE)})
+        for path, name, _, new in self.put_on_classes():
+            out.update({(path, f"{name}.{k}"): v for k, v in new.items() if isinstance(v, SIMPLE)})
+        out.update({(p, n): content(c) for p, n, c, v in self.cells if isinstance(v, SIMPLE)})
         return out
-
-
-def _is_data(value: Any) -> bool:
-    return isinstance(value, (*_SIMPLE, tuple, torch.Tensor))
 
 
 def _is_replaced(before: Any, after: Any) -> bool:
@@ -455,7 +488,7 @@ def _content(container: Any) -> Any:
 
 
 def _equals(before: Any, after: Any) -> bool:
-    return isinstance(after, _SIMPLE) and type(before) is not bool and bool(after == before)
+    return isinstance(after, SIMPLE) and type(before) is not bool and bool(after == before)
 
 
 def _same(a: Any, b: Any) -> bool:

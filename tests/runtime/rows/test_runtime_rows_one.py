@@ -274,3 +274,22 @@ def test_a_loss_that_is_no_number_of_a_single_row_says_how_many_rows_it_had():
     with pytest.raises(StepError, match=r"of 1 of the batch's 3 rows; .* loss_on='batch'"):
         runtime.step(x.double(), target=y.double())
     assert runtime.step(x.double(), target=y.double(), n_microbatches=1).loss.isfinite()
+
+
+class Alone(nn.Module):
+    """Stays whole, draws noise of any kind, and gives a single row something else."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, h):
+        if h.isnan().any():
+            return h
+        return (h + 0 * self.draw(h)) * (2 if len(h) == 1 else 1)
+
+
+@pytest.mark.parametrize("draw", [torch.randn_like, lambda h: torch.randint(0, 9, h.shape), nn.Dropout(0.5)])
+def test_what_draws_noise_is_asked_of_a_single_row_too(draw):
+    found = autopipe.capture(Two(Alone(draw)), (torch.randn(4, 5),))
+    assert "a single row something else" in found.variation.mixing.one_row
