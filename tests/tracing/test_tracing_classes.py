@@ -71,7 +71,8 @@ def test_layers_that_count_on_their_class_are_told_of_and_are_one_stage(kind):
     held = dict(vars(kind))
     found = capture(nn.Sequential(kind(), nn.Tanh(), nn.Linear(4, 4), kind()), (X,))
     assert dict(vars(kind)) == held
-    assert found.variation.mixing.by_call or found.variation.mixing.carried
+    mixing = found.variation.mixing
+    assert mixing.by_call or mixing.carried or mixing.always
     if kind not in (Listed, OfFirstData):  # of which first calls alone change the class
         names = {op.target: op.name for op in found.ops.compute}
         assert any({names["0"], names["3"]} <= {*group} for group in found.ops.groups)
