@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -128,6 +129,8 @@ APPLIED: dict[str, tuple[Callable[[Tensor], bool], bool]] = {
     "with gradients": (lambda h: h.requires_grad, False),
     "for so many": (lambda h: h.requires_grad and len(h) ** 2 == 1 << 20, True),
     "by data": (lambda h: bool((h > 9).any()), True),
+    "beside noise": (lambda h: torch.rand_like(h).requires_grad is False, False),
+    "by a draw": (lambda h: random.random() < 2, True),
 }
 
 

@@ -28,7 +28,7 @@ from ..calls.perform import run_call
 from ..code.leaves import eager
 from ..code.own_code import OwnCode
 from ..inputs.structure import mapped
-from ..state.state import seed
+from ..state.state import generators, seed
 from .backwards import followed, is_hooked, may_be_own
 from .code_run import CodeRun
 from .form_on_rows import FormOnRows
@@ -212,6 +212,7 @@ class RowsMet:
         """What a call asks of how many rows there are, more than to hand it on."""
         counts, has_own = RowCounts(_COUNTED), may_be_own(self._code, call)
         seed(self._at)
+        seeded = generators()
         try:
             self._of_rows(call, ("ab" * _COUNTED)[:_COUNTED], has_own, counts)
         except of_models() as error:
@@ -220,16 +221,11 @@ class RowsMet:
             counts.asks = True
         if counts.asks:
             self._begin()  # the call may have kept a count
-        counts.asks |= has_own and self._may_ask_unfollowed(call, counts.reads)
+        # by what it reads, or draws as numbers, it may come to another backward, which was not followed
+        is_followed = not (counts.reads or generators() != seeded or is_hooked(self._code, call))
+        counts.asks |= has_own and not is_followed
         counts.asks |= self._code.may_ask_unseen(call, self._ran.may_run)
         return counts
-
-    def _may_ask_unfollowed(self, call: Call, reads: bool) -> bool:
-        """Whether a backward that is not torch's own, and was not followed, may ask how many rows there are.
-
-        Code that reads no data and draws nothing comes to the same one for any number, from the same state.
-        """
-        return is_hooked(self._code, call) or reads or (call.is_random and is_drawn(self._at))
 
     def _twos(self, call: Call, value: Any) -> dict[str, _Made]:
         """What a call gives for two rows, unlike or alike."""
