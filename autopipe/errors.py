@@ -22,8 +22,11 @@ that find the fault.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import NoReturn
 
 __all__ = [
@@ -40,6 +43,7 @@ __all__ = [
     "StoreError",
     "UndecidedError",
     "VerificationError",
+    "faults_told",
     "of_models",
     "raise_again",
 ]
@@ -123,12 +127,33 @@ def of_models() -> tuple[type[Exception], ...]:
     'list' object has no attribute 'answer'
     """
     error = sys.exc_info()[1]
-    step = None if error is None else error.__traceback__
+    return () if error is not None and _place_of_fault(error) else (Exception,)
+
+
+@contextlib.contextmanager
+def faults_told() -> Iterator[None]:
+    """Within it a fault of autopipe's own, while it captures, is told as a :class:`CaptureError`."""
+    try:
+        yield
+    except _FAULTS as error:
+        if not (place := _place_of_fault(error)):
+            raise
+        raise CaptureError(
+            f"the capture ended in a fault of autopipe's own, at {place}: {type(error).__name__}: {error}; "
+            "please report it with the model; dynamic=False asks less of a model, and may go round it"
+        ) from error
+
+
+def _place_of_fault(error: BaseException) -> str:
+    """Where autopipe's own code made an error that is no answer of a model's; else nothing."""
+    step = error.__traceback__
     while step is not None and step.tb_next is not None:
         step = step.tb_next
-    code = None if step is None else step.tb_frame.f_code
-    is_here = code is not None and code.co_filename.startswith(_HERE) and code.co_name not in _HANDS_ON
-    return () if isinstance(error, _FAULTS) and is_here else (Exception,)
+    if step is None or not isinstance(error, _FAULTS):
+        return ""
+    code = step.tb_frame.f_code
+    is_here = code.co_filename.startswith(_HERE) and code.co_name not in _HANDS_ON
+    return f"{code.co_filename.removeprefix(_HERE).lstrip(os.sep)}:{step.tb_lineno}" if is_here else ""
 
 
 def raise_again(error: Exception) -> NoReturn:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopipe.errors import of_models, raise_again
+from autopipe.errors import CaptureError, of_models, raise_again
 from autopipe.tracing import capture
 from autopipe.tracing.calls.named import Named
 from autopipe.tracing.rows.among_many import RowsMet
@@ -60,5 +60,7 @@ def test_a_fault_of_a_question_about_rows_ends_the_capture(monkeypatch: pytest.M
     monkeypatch.setattr(RowsMet, "_most_named", wrong)
     capture(model, (x,))
     monkeypatch.setattr(RowsMet, "_most_named", None)
-    with pytest.raises(TypeError, match="NoneType"):
+    with pytest.raises(
+        CaptureError, match=r"fault of autopipe's own, at tracing.*among_many\.py:\d+: TypeError"
+    ):
         capture(model, (x,))

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..errors import CaptureError, InputError, ModelError
+from ..errors import CaptureError, InputError, ModelError, faults_told
 from ..graph import Dim
 from .calls.labels import several_counts
 from .calls.members import buffers_in, parameters_in
@@ -126,6 +126,7 @@ class _Asked:
     records: NewForms | None = None
 
 
+@faults_told()
 @in_turn()
 @seldom_searched()
 def _capture(asked: _Asked, at: Mapping[Dim, int] | None = None) -> Capture:
