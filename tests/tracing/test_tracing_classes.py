@@ -78,6 +78,20 @@ def test_layers_that_count_on_their_class_are_told_of_and_are_one_stage(kind):
         assert any({names["0"], names["3"]} <= {*group} for group in found.ops.groups)
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda: (OfTheClassAbove(), SetByName()),
+        lambda: [nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)) for _ in range(2)],
+    ],
+)
+def test_what_is_changed_on_two_classes_ties_no_layers(layers):
+    first, second = layers()
+    found = capture(nn.Sequential(first, nn.Tanh(), second), (X,))
+    names = {op.target: op.name for op in found.ops.compute}
+    assert not any({names["0"], names["2"]} <= {*group} for group in found.ops.groups)
+
+
 class Memoises(Counts):
     """Has a class method that keeps on the class what it has found."""
 

@@ -182,8 +182,8 @@ class Keeping:
             others = [*changed(before[0], now)]
             before = now, _counts_of(inside, now)
         self._by_leaf[path] = before
-        held = {id(m): vars(m).keys() | m._buffers.keys() for m in inside}
-        self.on_classes = frozenset([name for module, name in others if name not in held[module]])
+        by_id = {id(m): m for m in inside}
+        self.on_classes = frozenset(_of_class(by_id[number], name) for number, name in others) - {""}
         is_set = bool(others)
         self.is_any |= is_set
         if is_set and is_first:
@@ -274,6 +274,7 @@ def read_by(cls: Any) -> frozenset[str]:
 _codes: dict[type, tuple[list[Any], tuple[types.CodeType, ...]]] = {}
 """By class, what it and those it is made of held when their code was looked for, and that code."""
 _MOST_CLASSES = 1 << 10
+_OF_ANY_CLASS = frozenset(dir(type))
 _OF_CLASSES = frozenset({"__class_getitem__", "__init_subclass__"})
 """Methods that run as classes are made, and in no forward."""
 
@@ -301,7 +302,15 @@ def held_by_class(cls: Any) -> frozenset[str]:
     held = {name: value for each in reversed(own) for name, value in vars(each).items()}
     found = {n for n, v in held.items() if isinstance(v, _FILLED if n not in stored else _HELD)}
     put = {name for code in codes if _comes_to_class(code) for name in _set_by(code)}
-    return goes_by(cls) & (found | (put - held.keys()))
+    return goes_by(cls) & (found | (put - held.keys() - _OF_ANY_CLASS))
+
+
+def _of_class(module: nn.Module, name: str) -> str:
+    """An attribute by the class that holds it; nothing where the module does."""
+    if name in vars(module) or name in module._buffers:
+        return ""
+    owner = next((c for c in type(module).__mro__ if name in vars(c)), type(module))
+    return f"{owner.__module__}.{owner.__qualname__}.{name}"
 
 
 def _set_by(code: types.CodeType) -> Iterator[str]:
