@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextvars
 import sys
 import types
@@ -20,11 +21,13 @@ from autopipe.tracing.state.reach import Reached, reached
 _FILE = """
 import contextvars
 import functools
+import threading
 from torch import nn
 
 TABLE = {"a": [1]}
 VARIABLE = contextvars.ContextVar("variable")
 VARIABLE.set([1])
+LOCAL = threading.local()
 
 class Scale:
     pass
@@ -40,7 +43,8 @@ def made():
 INNER = made()
 
 def helper(x):
-    return x * len(TABLE) * len(vars(SCALE))
+    import imported_in_tests
+    return x * len(TABLE) * len(vars(SCALE)) * len(vars(LOCAL)) * len(imported_in_tests.HELD)
 
 def other(x):
     return len(OTHERS) + x
@@ -70,6 +74,7 @@ def file() -> Iterator[Any]:
     exec(compile(_FILE, "followed_in_tests.py", "exec"), vars(made))
     yield made
     del sys.modules[made.__name__]
+    sys.modules.pop("imported_in_tests", None)
 
 
 def _outline(found: Reached) -> Any:
@@ -108,6 +113,12 @@ def _by_variable(file: Any) -> None:
     file.VARIABLE.set([[7]])
 
 
+def _imported(file: Any) -> None:
+    made = types.ModuleType("imported_in_tests")
+    made.__dict__["HELD"] = [1]
+    sys.modules[made.__name__] = made
+
+
 CHANGES = {
     "a global": _set("file", "TABLE", {"c": [3]}),
     "a global that was not there": _set("file", "LATE", [3]),
@@ -121,6 +132,7 @@ CHANGES = {
     "a closure": _with_cell,
     "the code of a function": _as_other,
     "a context variable": _by_variable,
+    "a module that code imports": _imported,
 }
 
 
@@ -185,3 +197,14 @@ def test_what_a_variable_is_set_to_elsewhere_is_looked_at_there(file: Any) -> No
     found = contextvars.Context().run(lambda: _outline(reached(net)))
     reach._followed.clear()
     assert found == contextvars.Context().run(lambda: _outline(reached(net)))
+
+
+def test_what_is_local_to_another_thread_is_looked_at_there(file: Any) -> None:
+    net = file.Net()
+    file.LOCAL.held = [1]
+    reached(net)
+    here = contextvars.copy_context()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        found = pool.submit(here.run, lambda: _outline(reached(net))).result()
+        reach._followed.clear()
+        assert found == pool.submit(here.run, lambda: _outline(reached(net))).result()

@@ -23,6 +23,7 @@ from .quick_check import are_same
 
 __all__ = [
     "PLAIN",
+    "Walk",
     "codes_in",
     "come_to",
     "globals_in",
@@ -87,7 +88,8 @@ class Walk:
     """Follows code from name to name.
 
     ``names`` are the globals of files with those of them that code names, by their ids; ``seen`` are all
-    classes, functions and others that were followed.
+    classes, functions and others that were followed; ``imported`` what there is under names that code has of
+    its file, and that file has not: modules which it imports as it runs, once they are there.
     """
 
     def __init__(self, files: frozenset[str]) -> None:
@@ -95,6 +97,7 @@ class Walk:
         self.names: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self.followed: dict[Any, bool] = {}
         self.seen: dict[int, Any] = {}
+        self.imported: dict[str, types.ModuleType | None] = {}
         self.waiting: list[Any] = []
 
     def found(self) -> list[tuple[dict[str, Any], frozenset[str]]]:
@@ -160,7 +163,7 @@ class Walk:
         """What :meth:`ask` does of each of some code, which asks for these names in all."""
         found = known.keys() & own
         is_plain = _REACHES_FILES.isdisjoint(asked) and _ASKS_FOR_ALL.isdisjoint(asked)
-        if not is_plain or any(map(_is_users_module, map(known.get, found))) or _imported(own, known):
+        if not is_plain or any(map(_is_users_module, map(known.get, found))) or self.imports(own, known):
             for code in codes:
                 self.ask(code, known)
             return
@@ -185,8 +188,14 @@ class Walk:
                 self.ask_module(asked, value)
             elif name in new:
                 self.waiting.append(value)
-        for module in _imported(own, known):
+        for module in self.imports(own, known):
             self.ask_module(asked, module)
+
+    def imports(self, own: frozenset[str], known: Mapping[str, Any]) -> list[types.ModuleType]:
+        """The user's modules that code imports as it runs, of the names that it has of its own file."""
+        there = {name: sys.modules.get(name) for name in own - known.keys()}
+        self.imported |= there
+        return [module for module in there.values() if module is not None and _is_users_module(module)]
 
     def ask_module(self, asked: frozenset[str], module: types.ModuleType) -> None:
         """Code that names a module may ask it for what it names beside."""
@@ -255,12 +264,6 @@ def is_bare(function: types.FunctionType) -> bool:
         return False
     is_plain = not function.__defaults__ or PLAIN.issuperset(map(type, function.__defaults__))
     return is_plain and function.__name__ not in names_in(function.__code__)
-
-
-def _imported(own: frozenset[str], known: Mapping[str, Any]) -> list[types.ModuleType]:
-    """The user's modules that code imports as it runs, of the names that it has of its own file."""
-    there = map(sys.modules.get, own - known.keys())
-    return [module for module in there if module is not None and _is_users_module(module)]
 
 
 def _is_users_module(value: Any) -> bool:

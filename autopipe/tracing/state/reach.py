@@ -17,6 +17,7 @@ import itertools
 import operator
 import random
 import sys
+import threading
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial, partialmethod
@@ -40,7 +41,7 @@ from .cells import (
     content,
     contents,
 )
-from .global_names import PLAIN, is_bare, is_foreign, is_users, methods_of, names_in, walked
+from .global_names import PLAIN, Walk, is_bare, is_foreign, is_users, methods_of, names_in, walked
 from .quick_check import are_same
 
 __all__ = ["HOOKS", "Reached", "reached"]
@@ -288,7 +289,7 @@ def _follow(out: Reached, classes: Mapping[type, str], files: Mapping[str, str])
         if len(_followed) >= _MOST_FOLLOWED:
             _followed.clear()
         added = [each[n:] for each, n in zip(out.lists, lengths, strict=True)]
-        _followed[key] = _Followed(added, seen, out.met, [*looked.values()], [*walk.names.values()])
+        _followed[key] = _Followed(added, seen, out.met, [*looked.values()], walk)
 
 
 def _has_weights(value: Any) -> bool:
@@ -301,8 +302,8 @@ def _has_weights(value: Any) -> bool:
 class _Followed:
     """What classes and files lead to: places ``added``, and what was ``seen`` there for the first time.
 
-    All that was ``looked`` at for it, and what ``files`` hold under names, is compared by identity. What was
-    ``met`` there had been seen before.
+    All that was ``looked`` at for it, and what files hold under names that the ``walk`` of code asked for, is
+    compared by identity. What was ``met`` there had been seen before.
     """
 
     def __init__(
@@ -311,7 +312,7 @@ class _Followed:
         seen: dict[int, Any],
         met: dict[int, Any],
         looked: Sequence[Any],
-        files: Sequence[tuple[dict[str, Any], Collection[str]]],
+        walk: Walk,
     ) -> None:
         self._added, self._seen, self._met = added, seen, met
         functions = [f for f in looked if type(f) is types.FunctionType]
@@ -330,11 +331,17 @@ class _Followed:
             *(held for held in map(attributes, others) if held is not None),
         ]
         self._cells = [cell for *_, cell in cells if not isinstance(cell, ArrayCell)]
-        self._files = [(known, [*known], [*names], [*map(known.get, names)]) for known, names in files]
+        self._locals = [v for v in looked if issubclass(type(v), threading.local)]
+        self._files = [
+            (known, [*known], [*names], [*map(known.get, names)]) for known, names in walk.names.values()
+        ]
+        self._imported = [*walk.imported]
         self._held = self._holding()
 
     def _holding(self) -> list[Any]:
-        return [*gc.get_referents(*self._things), *contents(self._cells)]
+        # each thread has attributes of its own in what is local to it
+        elsewhere = *map(attributes, self._locals), *map(sys.modules.get, self._imported)
+        return [*gc.get_referents(*self._things), *contents(self._cells), *elsewhere]
 
     def put_into(self, out: Reached) -> bool:
         """Note the same, where it is still so and what has been seen has as much of it as it had then."""
