@@ -24,7 +24,7 @@ from ..calls.describe import call_and_place
 from ..calls.functions import tensors
 from ..code.own_code import HOOKS, OwnCode
 from ..state.example_data import hooks_kept_back
-from .noise import NoDropout
+from .noise import EvenNoise, NoDropout
 from .results import ALLOWED, EQUAL, Rows, axes, is_close
 from .row_counts import RowCounts
 
@@ -60,12 +60,14 @@ class OwnBackwards:
                 (c, 0, axis) for c in call.inputs for axis in axes(c, 0, self._dim, self._shapes)[:1]
             ]
             return
-        has_hooks = is_hooked(self.code, call)
-        for i, tensor in enumerate(tensors(value)):
-            if any(map(_is_odd, _nodes_above(tensor.grad_fn, self._seen))) or has_hooks:
+        made = tensors(value)
+        # what a function gives has one node together
+        nodes = [node for tensor in made for node in _nodes_above(tensor.grad_fn, self._seen)]
+        if any(map(_is_odd, nodes)) or is_hooked(self.code, call):
+            for i in (i for i, tensor in enumerate(made) if tensor.grad_fn is not None):
                 places = axes(call, i, self._dim, self._shapes)[:1]
                 self.found += [(call, i, axis) for axis in places]
-                self.without_rows += [] if places or tensor.grad_fn is None else [(call, i, 0)]
+                self.without_rows += [] if places else [(call, i, 0)]
 
     def end(self) -> None:
         """Let go of what the calls of a run came of."""
@@ -85,9 +87,9 @@ def mixed_in_backward(
     ``run`` runs the form on rows a and b. Only calls with a backward that is not torch's own, or goes by the
     whole batch, are asked, and none of the ``tail``, which has that: the gradients of each row alone are to
     be the same beside the other as beside itself, those of a beside two b where the form ``takes_more`` rows
-    by one, and those of both rows together the sum of each one's. All are asked at once; where rows are
-    mixed, one by one. What has no rows, as a loss, gets a part of its gradient from each microbatch: it is to
-    hand on that part.
+    by one, and those of both rows together the sum of each one's, in either order. All are asked at once;
+    where rows are mixed, one by one. What has no rows, as a loss, gets a part of its gradient from each
+    microbatch: it is to hand on that part.
     """
     found: dict[str, str] = {}
     if not (own.is_whole or _may_mix(own.code, form)):
@@ -200,6 +202,9 @@ def _are_mixed(run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor], tak
     is_own = _are_close(first, made("aa", (0,))) and _are_close(second, made("bb", (1,)))
     if not (is_own and _are_close(both, summed)):
         return True
+    with EvenNoise(weights[0].device, any_op=True):  # in the other order each is given other noise
+        if not _are_close(made("ab", (0, 1)), made("ba", (0, 1))):
+            return True
     if not takes_more or _are_close(first, made("abb", (0,))):
         return False
     with NoDropout() as noise:  # a batch of more rows leaves out others; what else is drawn may hide mixing
@@ -220,7 +225,10 @@ def _gradients(
     places: Sequence[int] | None,
     scale: float = 1.0,
 ) -> list[Tensor]:
-    """The gradients of ``weights`` by some rows of what calls make, or all, each number weighed unlike."""
+    """The gradients of ``weights`` by some rows of what calls make, or all, each number weighed unlike.
+
+    A row is weighed alike in any place.
+    """
     made: dict[tuple[int, int], Tensor] = {}
     axes_of = {(id(call), i): axis for call, i, axis in asked}
 
@@ -228,21 +236,25 @@ def _gradients(
         made.update({(id(call), i): t for i, t in enumerate(tensors(value)) if (id(call), i) in axes_of})
 
     run(rows, look)
-    seeds = [scale * _seed(tensor, axes_of[place], places) for place, tensor in made.items()]
+    at = None if places is None else {place: "ab".index(rows[place]) for place in places}
+    seeds = [scale * _seed(tensor, axes_of[place], at) for place, tensor in made.items()]
     with hooks_kept_back(weights):
         found = torch.autograd.grad([*made.values()], weights, seeds, allow_unused=True)
     return [torch.zeros_like(w) if g is None else _dense(g) for w, g in zip(weights, found, strict=True)]
 
 
-def _seed(made: Tensor, axis: int, places: Sequence[int] | None) -> Tensor:
-    """The gradient to begin with at what a call made: no two numbers of a row alike, nothing for others."""
-    if places is None:
+def _seed(made: Tensor, axis: int, rows: Mapping[int, int] | None) -> Tensor:
+    """The gradient to begin with at what a call made: no two numbers of a row alike, nothing for others.
+
+    ``rows`` are those that have any, by place.
+    """
+    if rows is None:
         numbers = torch.linspace(1, 2, made.numel(), dtype=torch.float64, device=made.device)
         return numbers.view(made.shape).to(made)
     seed = torch.zeros_like(made)
-    for place in places:
+    for place, which in rows.items():
         row = seed.select(axis, place)
-        numbers = torch.linspace(1 + place, 2 + place, row.numel(), dtype=torch.float64, device=row.device)
+        numbers = torch.linspace(1 + which, 2 + which, row.numel(), dtype=torch.float64, device=row.device)
         row.copy_(numbers.view(row.shape))
     return seed
 

@@ -35,6 +35,31 @@ class Averaged(torch.autograd.Function):
         return grad / len(grad)
 
 
+class Halved(torch.autograd.Function):
+    """Leaves values alone, and turns gradients of the second half of rows round."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        first, second = grad.tensor_split(2)
+        return torch.cat((first, -second))
+
+
+class Doubled(torch.autograd.Function):
+    """Gives values, and their sums whose gradients it divides by how many rows there are."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone(), x.sum(-1)
+
+    @staticmethod
+    def backward(ctx, grad, of_sums):
+        return grad + (of_sums / len(of_sums)).unsqueeze(-1)
+
+
 class Turned(torch.autograd.Function):
     """Leaves values alone, and turns gradients round."""
 
@@ -56,6 +81,18 @@ class Within(nn.Module):
 
     def forward(self, x):
         return self.function.apply(self.linear(x))
+
+
+class Summing(nn.Module):
+    """A layer that adds both results of a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x):
+        values, sums = self.function.apply(self.linear(x))
+        return values + sums.unsqueeze(-1)
 
 
 class Dropping(nn.Module):
@@ -241,6 +278,9 @@ MIXED = {
     "a hook on a layer": (lambda: Words(layer=Hooking(normed, is_inside=False)), "the backward of layer"),
     "a function by numbers": (lambda: Words(function=Averaged), "the backward of apply"),
     "a layer's function by numbers": (lambda: Words(layer=Within(Averaged)), "the backward of apply"),
+    "a function by places": (lambda: Words(function=Halved), "the backward of apply"),
+    "a layer's function by places": (lambda: Words(layer=Within(Halved)), "the backward of apply"),
+    "a second result": (lambda: Words(layer=Summing(Doubled)), "the backward of apply"),
     "a hook by numbers": (
         lambda: Words(layer=Hooking(averaged, is_inside=True)),
         "the backward of layer",
