@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -255,10 +255,15 @@ class Capture:
         return is_asked or any(form.for_sizes for forms in self.own_forms.values() for form in forms)
 
     @property
+    def _nodes(self) -> Iterator[fx.Node]:
+        """Those of all forms."""
+        return (n for forms in self.forms.values() for form in forms for n in form.graph.nodes)
+
+    @property
     def drawing_outside(self) -> frozenset[str]:
         """The ops that draw from Python's or numpy's generator, in any form."""
-        nodes = [n for forms in self.forms.values() for form in forms for n in form.graph.nodes]
-        return frozenset(n.name for n in nodes if (s := n.meta.get("stream")) is not None and s.is_outside)
+        streams = ((n.name, n.meta.get("stream")) for n in self._nodes)
+        return frozenset(name for name, stream in streams if stream is not None and stream.is_outside)
 
     @property
     def one_row(self) -> str:
@@ -270,11 +275,14 @@ class Capture:
         return (self.variation, *(f.variation for forms in self.own_forms.values() for f in forms))
 
     def leaves_more(self, names: Collection[str]) -> bool:
-        """Whether ops of these ``names`` leave something else in attributes when they run again, as counts.
+        """Whether ops of these ``names`` leave something else when they run again, as counts in attributes.
 
-        Of layers that stay whole. What open code leaves in tensors is taken to be that of any ops; the
-        numbers there are set for each call, and buffers are put back by who runs ops again.
+        Of layers that stay whole; of any, what others may share, as a random generator that they draw from.
+        What open code leaves in tensors is taken to be that of any ops; the numbers there are set for each
+        call, and buffers are put back by who runs ops again.
         """
+        if any(n.name in names for n in self._nodes if n.meta.get("shares")):
+            return True
         left = {
             n
             for v in self._variations

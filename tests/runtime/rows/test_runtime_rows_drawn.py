@@ -171,6 +171,36 @@ def test_layers_that_share_a_generator_are_one_stage():
     assert any({names["1"], names["3"]} <= {*group} for group in found.ops.groups)
 
 
+OF_THE_FILE = random.Random(0)
+
+
+class OfTheFile(nn.Module):
+    """Stays whole, and draws from a generator of its file."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.layer(x).tanh() * OF_THE_FILE.random()
+
+
+def test_a_stage_that_draws_from_a_generator_of_the_file_does_not_run_again():
+    """It would draw other numbers then, of which the loss says nothing."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 6), OfTheFile(), nn.Linear(6, 6), OfTheFile()), torch.randn(6, 6)
+    OF_THE_FILE.seed(1)
+    model(x).square().mean().backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    options = {"n_microbatches": 1, "costs": "estimated", "recompute": "always"}
+    rt = autopipe.split(model, 2, (x,), **options).runtime(loss_fn=lambda y, _: y.square().mean())
+    OF_THE_FILE.seed(1)
+    rt.step(x, target=x)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, expected[name])
+
+
 class Partly(nn.Module):
     """Draws in a statement of its forward that stays whole."""
 
