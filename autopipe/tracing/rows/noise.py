@@ -33,6 +33,9 @@ _FILLS = (
 )  # fmt: skip
 """Ops that fill a tensor with what they draw, whatever it held."""
 
+_MOST_DRAWN = 1 << 14
+"""So often code draws at the most in one run, as to drop states of each step of a long sequence."""
+
 _DROPOUT = frozenset({
     F.alpha_dropout, F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout,
     F.multi_head_attention_forward, F.scaled_dot_product_attention, torch.dropout,
@@ -123,7 +126,8 @@ class EvenNoise(TorchDispatchMode):
     """Within it all that is drawn is one number, and dropout leaves out nothing.
 
     Raises :class:`ValueError` where an op draws otherwise than to fill a tensor; where it is of ``any_op``,
-    that gives one number too: 0 of whole ones, as these may be places.
+    that gives one number too: 0 of whole ones, as these may be places. And where code draws so often that it
+    may wait for another number.
 
     Attributes
     ----------
@@ -135,6 +139,7 @@ class EvenNoise(TorchDispatchMode):
         super().__init__()
         self._device, self._any_op, self._dropout = device, any_op, _InDropout()
         self.is_dropout = self.is_of_rows = True
+        self._n_drawn = 0
 
     def __enter__(self) -> Self:
         self._dropout.__enter__()
@@ -148,6 +153,9 @@ class EvenNoise(TorchDispatchMode):
         kwargs = kwargs or {}
         if not may_draw(func):
             return func(*args, **kwargs)
+        self._n_drawn += 1
+        if self._n_drawn > _MOST_DRAWN:
+            raise ValueError("what goes by what it draws may draw for ever where that is one number")
         self.is_of_rows &= self._dropout.is_inside
         if func in _FILLS:
             is_bernoulli = func is _aten.bernoulli_.float

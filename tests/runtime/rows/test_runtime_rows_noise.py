@@ -166,3 +166,8 @@ def test_a_step_in_microbatches_with_noise_over_the_batch_is_refused():
     with pytest.raises(InputError, match="other rows are given other noise"):
         pipe.runtime().step(*_batch(True))
     pipe.runtime().step(*_batch(True), n_microbatches=1)
+
+
+def test_code_that_waits_for_a_number_that_is_not_drawn_is_not_waited_for():
+    with pytest.raises(ValueError, match="for ever"), noise.EvenNoise(torch.device("cpu")):
+        assert not any(torch.rand(()) > 0.9 for _ in range(1 << 15))
