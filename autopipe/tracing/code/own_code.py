@@ -101,6 +101,11 @@ class OwnCode:
         """The texts that are written in those, as names that they ask for by ``getattr``."""
         return frozenset(text for f, _ in self.functions(call) for text in _texts_in(f.__code__))
 
+    def may_have_backward(self, call: Call) -> bool:
+        """Whether one of those is of a function with a backward that is not torch's own."""
+        held = self._within(call.op == "call_module", call.target)
+        return any(isinstance(h, type) and issubclass(h, torch.autograd.Function) for h, _ in held)
+
     def may_go_by_mode(self, call: Call, form: Recording) -> bool:
         """Whether code that stays whole, forward hooks among it, comes to name the mode, as a text too.
 

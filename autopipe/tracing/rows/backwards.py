@@ -126,8 +126,7 @@ def _may_mix(code: OwnCode, form: Recording) -> bool:
 
 def may_be_own(code: OwnCode, call: Call) -> bool:
     """Whether a call may have a backward that is not torch's own: a function's, or a hook."""
-    has_backward = any(f.__name__ == "backward" for f, _ in code.functions(call))
-    return has_backward or is_hooked(code, call)
+    return code.may_have_backward(call) or is_hooked(code, call)
 
 
 @contextlib.contextmanager

@@ -27,10 +27,14 @@ _GIVING = frozenset({
 """Functions that are given sizes, of what they make."""
 _COUNTING = frozenset({"cumprod", "cumsum", "logcumsumexp"})
 """Functions that tell rows how many are ahead of them, where they go along these."""
+_SHARING = frozenset({"log_softmax", "softmax", "softmin"})
+"""Functions that share out one among rows, where they go along these."""
 _HISTOGRAMS = frozenset({"bincount", "histc"})
 """Functions that count rows by kind; of places as well, it shows on many rows what is made of these."""
 _OF_ANY_NUMBER = frozenset({"all", "any"})
 """Functions over rows that do the same for any number of them."""
+_DERIVING = frozenset({torch.Tensor.backward, torch.autograd.grad})
+"""Functions that run backwards, any code among them."""
 _TORCHS = frozenset({"aten", "prim", "prims", "quantized", "torchvision"})
 """Whose operators ask for no number of rows."""
 _PLAIN = frozenset({Tensor, nn.Parameter})
@@ -81,12 +85,14 @@ class RowCounts(HiddenMode):
         self.asks |= is_told and isinstance(result, Tensor) and not self._has_rows(result)
         self.asks |= name == "__getitem__" and self._is_of_place(*args)
         self.reads |= kind in ("read", "data shaped")
-        # functions that are given to others, those of tensors of other classes and operators that are not
-        # torch's are not looked into
+        # functions that are given to others, those of tensors of other classes, operators that are not
+        # torch's and backwards that code runs are not looked into
         is_within = not _PLAIN.issuperset(types) or any(map(callable, (*args, *kwargs.values())))
+        is_within |= func in _DERIVING
         is_within |= is_operator(func) and func.namespace not in _TORCHS
         self.asks |= is_within
         self.places |= name in _COUNTING and self._is_along_rows(*args, **kwargs)
+        self.asks |= name in _SHARING and self._is_along_rows(*args, **kwargs)
         beyond = places_beyond(name, args, kwargs) if name in CUTS else ()
         self.places |= any(self._is_of_rows(size) for _, size in beyond)
         return self._told(kind, name, (args, kwargs), result)
@@ -120,8 +126,8 @@ class RowCounts(HiddenMode):
         first = index[0] if isinstance(index, tuple) and index else index
         return type(first) is int and not -3 < first < 2 and self._is_of_rows(tensor.shape[0])
 
-    def _is_along_rows(self, tensor: Tensor, dim: int, **_: Any) -> bool:
-        return self._is_of_rows(tensor.shape[dim])
+    def _is_along_rows(self, tensor: Tensor, dim: Any, *_: Any, **__: Any) -> bool:
+        return type(dim) is not int or self._is_of_rows(tensor.shape[dim])
 
     def _has_rows(self, tensor: Tensor) -> bool:
         return any(map(self._is_of_rows, tensor.shape))

@@ -131,6 +131,14 @@ class Doubles(torch.autograd.Function):
         return g * 2 if len(g) ** 2 == 225 else g
 
 
+class ByAnotherName(torch.autograd.Function):
+    forward = Doubles.forward
+
+    @staticmethod
+    def vjp(ctx, g):
+        return g * 2 if len(g) ** 2 == 225 else g
+
+
 def hooked(h: Tensor) -> Tensor:
     h = h.clone()
     if h.requires_grad:
@@ -223,6 +231,7 @@ EXACT_GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "backward": Doubles.apply,
     "backward where gradients are asked": lambda h: Doubles.apply(h) if h.requires_grad else h,
     "backward of so many": lambda h: Doubles.apply(h) if h.requires_grad and len(h) ** 2 == 225 else h,
+    "backward by another name": lambda h: ByAnotherName.apply(h),
     "hook": hooked,
 }
 """Other gradients of exactly so many rows."""
