@@ -54,9 +54,10 @@ class Foreign:
         """A function of torch is called with these arguments."""
         if self.own is None:
             return
-        if func is torch.autograd.grad:
-            by = tensors((*args, *kwargs.values())[1:2])  # its inputs come second
-            self.used.derives |= _are_made_of(by, self.given)
+        if func is torch.autograd.grad or func is torch.Tensor.backward:
+            # inputs of the one come second
+            by = kwargs.get("inputs") if func is torch.Tensor.backward else (*args, *kwargs.values())[1:2]
+            self.used.derives |= _are_made_of(tensors(by), self.given)
         self._note_parameters((*args, *kwargs.values()) if kwargs else args, self.own)
 
     def _note_parameters(self, values: Iterable[Any], own: Collection[int]) -> None:

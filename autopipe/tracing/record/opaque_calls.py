@@ -215,11 +215,13 @@ class OpaqueCalls:
             ]
         call.depends = self.ledger.depends(call) | Depends.STATE
         call.depends |= self._depend(held)
-        try:
-            result = self._perform(call, first, actual)
-        except ValueError as error:
-            shown = getattr(run, "shown", function.__name__)
-            raise CloseModule(path, f"{shown} cannot stay whole alone: {error}") from error
+        with self.foreign.to(self.foreign.names, (actual, held)) as foreign:
+            try:
+                result = self._perform(call, first, actual)
+            except ValueError as error:
+                shown = getattr(run, "shown", function.__name__)
+                raise CloseModule(path, f"{shown} cannot stay whole alone: {error}") from error
+        self._check_foreign(call, foreign)
         call.mutated = tuple(n for p, m, b in buffers for n in self.performer.changed(b, m, p))
         return result
 
@@ -316,11 +318,14 @@ class OpaqueCalls:
                 "call_function", method, *encoded, hint=name, path=self.at.path, source=self.at.source()
             )
             call.depends = self.ledger.depends(call)
-            result = self._perform(call, functools.partial(self._first_run, call, method, module), actual)
+            first = functools.partial(self._first_run, call, method, module)
+            with self.foreign.to(self.foreign.names, actual) as foreign:  # of names those used are given
+                result = self._perform(call, first, actual)
         except of_models() as error:
             raise CloseModule(
                 path, f"{name} of {path or 'the model'} cannot stay whole alone: {error}"
             ) from error
+        self._check_foreign(call, foreign)
         call.mutated = self.performer.changed(buffers, module, path)
         self.ledger.hold_together(call, result)
         return result
