@@ -44,6 +44,21 @@ def branch_by_a_draw_behind_all_layers(self: Any, x: Tensor) -> Tensor:
     return (x, x) if self.rngs[0].random() < 0.05 else (x,)  # type: ignore[return-value]
 
 
+@trap("refused")
+def branch_by_a_generator_without_a_seed(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if np.random.default_rng().random() < 0.01 else x)
+
+
+@trap("refused")
+def branch_by_the_systems_numbers(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if random.SystemRandom().random() < 0.01 else x)
+
+
+@trap()
+def generator_made_with_a_seed(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * float(np.random.default_rng(0).random()))
+
+
 class Branching(nn.Module):
     """Leaves out its weights by a generator of its own."""
 

@@ -40,6 +40,8 @@ _GENERATORS = (np.random, np.random.mtrand._rand), (random, random._inst)
 """Modules whose functions are methods of one global generator, with it."""
 
 _OF_STATE = frozenset({"seed", "get_state", "set_state", "getstate", "setstate"})
+_OF_SYSTEM = "_urandom"
+"""What ``random`` has of the system's numbers: for ``SystemRandom``, and generators of numpy without a seed."""
 
 
 _Draws = list[tuple[types.ModuleType, str, Callable[..., Any]]]
@@ -48,7 +50,7 @@ _known_draws: list[tuple[list[Any], _Draws]] = []
 
 
 def _draws() -> _Draws:
-    """Every function that draws from a global generator: its module, name and itself."""
+    """Every function that draws from a global generator or the system: its module, name and itself."""
     held = [value for module, _ in _GENERATORS for pair in vars(module).items() for value in pair]
     for known, draws in _known_draws:
         if are_same(held, known):
@@ -57,7 +59,7 @@ def _draws() -> _Draws:
         (module, name, value)
         for module, generator in _GENERATORS
         for name, value in vars(module).items()
-        if getattr(value, "__self__", None) is generator and name not in _OF_STATE
+        if name == _OF_SYSTEM or (getattr(value, "__self__", None) is generator and name not in _OF_STATE)
     ]
     _known_draws[:] = [(held, found)]
     return found
@@ -233,7 +235,7 @@ _noticing: list[Callable[[str], None]] = []
 @functools.cache
 def _noticed(original: Callable[..., Any], module: types.ModuleType, name: str) -> Callable[..., Any]:
     """What stands in the place of a function that draws: made once, as there are many."""
-    shown = f"{module.__name__}.{name}"
+    shown = "the system" if name == _OF_SYSTEM else f"{module.__name__}.{name}"
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         if _noticing:

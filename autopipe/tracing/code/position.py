@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import random
 import sys
 import threading
 import types
@@ -29,6 +30,7 @@ _SKIPPED = (
     f"{pathlib.Path(__file__).parents[1]}{os.sep}",
     f"{pathlib.Path(torch.__file__).parent}{os.sep}",
     contextlib.__file__,
+    random.__file__,
 )
 _OUTSIDE = tuple(f"{pathlib.Path(__file__).parents[2] / room}{os.sep}" for room in ("api", "runtime"))
 """What has a model run: code behind it is none of the model's."""
