@@ -46,6 +46,7 @@ from .sizes.variation import Variation
 from .state.example_data import check_untransformed, check_values, device_of, fresh
 from .state.garbage import seldom_searched
 from .state.global_hooks import unseen
+from .state.reach import GENERATORS
 from .state.state import Snapshot, preserved, written_in
 from .state.tensor_classes import check_answers
 from .state.turns import in_turn
@@ -246,6 +247,16 @@ def _elsewhere(found: Capture, cut: Mapping[Dim, int], kin: _Kin | None) -> Capt
     return found
 
 
+def _check_no_generators(inputs: Inputs) -> None:
+    """Raise :class:`InputError` for random generators among the arguments: calls go on from one another."""
+    for i, value in inputs.constants.items():
+        if isinstance(value, GENERATORS):
+            raise InputError(
+                f"{inputs.model}: argument {inputs.shown[i]} is a random generator, from which the calls of "
+                "all microbatches would draw in turn; let the model hold it, or pass what is drawn from it"
+            )
+
+
 def _captured(
     asked: _Asked, confirm_at: Mapping[str, torch.Tensor] | None = None, below: int | None = None
 ) -> Capture:
@@ -311,6 +322,7 @@ def _recorded(
     taken = () if kin is None else kin.records.names_of_calls
     own_args, own_kwargs = fresh((session.args, session.kwargs), session.device)
     inputs, tensors = Inputs.of(asked.model, own_args, own_kwargs, taken)
+    _check_no_generators(inputs)
     if kin is None:
         made = validated_forms(session, inputs, tensors, *told)
         return with_more_sizes_free(session, made, is_open)

@@ -41,7 +41,7 @@ _GENERATORS = (np.random, np.random.mtrand._rand), (random, random._inst)
 
 _OF_STATE = frozenset({"seed", "get_state", "set_state", "getstate", "setstate"})
 _OF_SYSTEM = "_urandom"
-"""What ``random`` has of the system's numbers: for ``SystemRandom``, and generators of numpy without a seed."""
+"""What ``random`` draws of the system, for ``SystemRandom`` and generators of numpy without a seed."""
 
 
 _Draws = list[tuple[types.ModuleType, str, Callable[..., Any]]]

@@ -44,7 +44,7 @@ from .cells import (
 from .global_names import PLAIN, Walk, is_bare, is_foreign, is_users, methods_of, names_in, walked
 from .quick_check import are_same
 
-__all__ = ["HOOKS", "Reached", "reached"]
+__all__ = ["GENERATORS", "HOOKS", "Reached", "reached"]
 
 _MOST, _DEEPEST = 20_000, 6
 _OF_PYTHON = frozenset(
@@ -54,7 +54,7 @@ _OF_PYTHON = frozenset(
 _FOREIGN = frozenset({"torch", "numpy", "builtins", "typing", "abc", "logging", "threading", "autopipe"})
 _COUNTING = "torch.optim", "torch.quasirandom"
 """Where classes of torch's are whose objects go by how often they were called."""
-_GENERATORS = (
+GENERATORS = (
     random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator,
     np.random.SeedSequence, torch.Generator,
 )  # fmt: skip
@@ -135,7 +135,9 @@ class Reached:
                 self.look_into_class(path, value, depth)
         elif isinstance(value, torch.Tensor):
             self.tensors.append((path, name, value))
-        elif isinstance(value, _GENERATORS):
+        elif isinstance(value, random.SystemRandom):
+            return  # it has no state; what it draws is noticed
+        elif isinstance(value, GENERATORS):
             self.generators.append((path, name, value))
         elif isinstance(value, np.ndarray):
             self.cells += [(path, name, ArrayCell(value))] if ArrayCell.is_for(value) else []

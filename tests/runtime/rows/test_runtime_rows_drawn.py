@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import autopipe
+from autopipe.errors import InputError
 
 
 class Noisy(nn.Module):
@@ -161,6 +162,29 @@ def test_what_a_layer_draws_from_a_generator_of_its_own_is_told_as_what_each_cal
         losses(3)
     told = [r.getMessage() for r in caplog.records if "at each call" in r.getMessage()]
     assert any("0.rng, 2.rng" in each for each in told)
+
+
+class OfAnArgument(nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.layer, self.draw = nn.Linear(6, 6), draw
+
+    def forward(self, x, rng=None):
+        return self.layer(x) * (2 if rng is not None and self.draw(rng) < 0.01 else 1)
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_generator_is_no_argument(kind):
+    make, draw = OWN[kind]
+    model, x = OfAnArgument(draw), torch.randn(6, 6)
+    with pytest.raises(InputError, match="argument rng is a random generator"):
+        autopipe.capture(model, (x,), {"rng": make()})
+    autopipe.capture(model, (x,))
+
+
+def test_the_systems_generator_is_one_that_a_layer_may_have():
+    model = nn.Sequential(OfItsOwn(random.SystemRandom(), lambda rng: rng.random()), nn.Linear(6, 6))
+    assert [op.target for op in autopipe.capture(model, (torch.randn(6, 6),)).ops.compute] == ["0", "1"]
 
 
 def test_layers_that_share_a_generator_are_one_stage():
