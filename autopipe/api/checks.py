@@ -53,10 +53,6 @@ def _check_unwrapped(model: nn.Module) -> None:
         raise InputError(
             f"model is a {name} whose __init__ does not call super().__init__(); let it do so first"
         )
-    if type(model).forward is nn.Module.forward and "forward" not in vars(model):
-        raise InputError(
-            f"model is a {name}, which has no forward; give the module that calls its parts, or nn.Sequential"
-        )
     if isinstance(getattr(model, "graph", None), Capture):
         raise InputError(
             "model is a pipe, which is split; to split it otherwise give pipe.graph or pipe.model"
@@ -70,6 +66,10 @@ def _check_unwrapped(model: nn.Module) -> None:
         raise InputError(
             f"model is a {type(model).__name__}, which runs outside Python as one; split the nn.Module that "
             "it was made of, in which scripted parts may stay"
+        )
+    if type(model).forward is nn.Module.forward and "forward" not in vars(model):
+        raise InputError(
+            f"model is a {name}, which has no forward; give the module that calls its parts, or nn.Sequential"
         )
     if getattr(model, CALL_HOOK, None) is not None:
         raise InputError(
