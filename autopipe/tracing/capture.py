@@ -20,9 +20,9 @@ from torch.nn.parameter import is_lazy
 from ..errors import CaptureError, InputError, ModelError, faults_told
 from ..graph import Dim
 from .calls.labels import several_counts
-from .calls.members import buffers_in, parameters_in
+from .calls.members import buffers_in, modules_in, parameters_in
 from .captured import Capture
-from .code.leaf_state import tell_left
+from .code.leaf_state import read_anew, tell_left
 from .code.leaves import Policy
 from .code.restart import HoldNumbers
 from .forms import CaptureForms
@@ -279,6 +279,7 @@ def _captured(
         unseen(),
         preserved(model, is_open, holds_back=True) as snapshot,
     ):
+        read_anew({type(m) for _, m in modules_in(model)})
         session, made = _recorded(asked, snapshot, is_open, below)
         if confirm_at is not None:
             if session.refused is not None:

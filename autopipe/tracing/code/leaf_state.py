@@ -37,6 +37,7 @@ __all__ = [
     "changed",
     "codes_of",
     "goes_by",
+    "read_anew",
     "read_by",
     "state_of",
     "tell_left",
@@ -281,13 +282,36 @@ _OF_CLASSES = frozenset({"__class_getitem__", "__init_subclass__"})
 
 def codes_of(cls: type) -> tuple[types.CodeType, ...]:
     """The code of the methods of a class and of those it is made of, up to ``nn.Module``."""
-    own = itertools.takewhile(lambda c: c is not nn.Module, cls.__mro__)
-    held = [value for each in own for name, value in vars(each).items() if name not in _OF_CLASSES]
+    held = _held_by(cls)
     if cls not in _codes or not are_same(_codes[cls][0], held):
         if len(_codes) > _MOST_CLASSES:
             _codes.clear()
         _codes[cls] = held, tuple(code for value in held for code in codes_in(value))
     return _codes[cls][1]
+
+
+def _held_by(cls: type) -> list[Any]:
+    own = itertools.takewhile(lambda c: c is not nn.Module, cls.__mro__)
+    return [value for each in own for name, value in vars(each).items() if name not in _OF_CLASSES]
+
+
+_read: dict[type, list[Any]] = {}
+"""By class, what it and those it is made of held when a capture began."""
+
+
+def read_anew(classes: Iterable[type]) -> None:
+    """Let what classes go by be read again where any of them holds other code or data than it did.
+
+    To be called as a capture begins: what its own runs set is none of it.
+    """
+    now = {cls: _held_by(cls) for cls in classes}
+    if len(_read) > _MOST_CLASSES or any(
+        not are_same(_read.get(cls, held), held) for cls, held in now.items()
+    ):
+        _read.clear()
+        for told in (read_by, goes_by, held_by_class):
+            told.cache_clear()
+    _read.update(now)
 
 
 @functools.lru_cache(maxsize=1 << 10)
