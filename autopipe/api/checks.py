@@ -49,6 +49,11 @@ def check_model(model: Any, args: Any, kwargs: Any) -> None:
 
 def _check_unwrapped(model: nn.Module) -> None:
     name = type(model).__name__
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            f"model is a {name}, which runs outside Python as one; split the nn.Module that "
+            "it was made of, in which scripted parts may stay"
+        )
     if "_modules" not in vars(model):
         raise InputError(
             f"model is a {name} whose __init__ does not call super().__init__(); let it do so first"
@@ -61,11 +66,6 @@ def _check_unwrapped(model: nn.Module) -> None:
         raise InputError(
             "model is compiled by torch.compile, which runs it as one; split the model itself, and compile "
             "its stages with rt.wrap(torch.compile)"
-        )
-    if isinstance(model, torch.jit.ScriptModule):
-        raise InputError(
-            f"model is a {type(model).__name__}, which runs outside Python as one; split the nn.Module that "
-            "it was made of, in which scripted parts may stay"
         )
     if type(model).forward is nn.Module.forward and "forward" not in vars(model):
         raise InputError(
