@@ -17,8 +17,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..errors import CaptureError, InputError, ModelError, faults_told
+from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim
+from .calls.faults import faults_told
 from .calls.labels import several_counts
 from .calls.members import buffers_in, modules_in, parameters_in
 from .captured import Capture

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from ..errors import AutopipeError, CaptureError, InputError, ModelError, of_models
+from ..errors import AutopipeError, CaptureError, InputError, ModelError
 from ..graph import Dim, OpGraph
 from .calls.call import Call
+from .calls.faults import of_models
 from .calls.named import held_by
 from .calls.perform import run_call
 from .code.leaves import Policy

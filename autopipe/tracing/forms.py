@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from ..errors import AutopipeError, CaptureError, of_models
+from ..errors import AutopipeError, CaptureError
 from .calls.call import Call, Recording
+from .calls.faults import of_models
 from .calls.likeness import distinct
 from .calls.perform import run_call
 from .code.leaves import eager

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...errors import of_models
 from ...torch_private import HiddenMode
 from ..calls import describe, functions, lifting, named
 from ..calls.call import UNSAFE, Call, Depends
+from ..calls.faults import of_models
 from ..calls.named import Setter
 from ..calls.streams import Stream
 from ..code import checks, standins

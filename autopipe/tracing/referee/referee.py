@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import AutopipeError, of_models
+from ...errors import AutopipeError
 from ...graph import Dim
 from ..calls.call import Call, Recording
+from ..calls.faults import of_models
 from ..calls.members import parameters_in
 from ..code.leaves import eager
 from ..inputs.arguments import Inputs

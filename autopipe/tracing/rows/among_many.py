@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import of_models
 from ...units import Size, symbol
 from ..calls.call import Call, Depends, map_calls
 from ..calls.describe import call_and_place
+from ..calls.faults import of_models
 from ..calls.functions import plain_name, tensors
 from ..calls.perform import run_call
 from ..code.leaves import eager

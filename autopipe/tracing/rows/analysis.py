@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
-from ...errors import of_models
 from ...graph import Dim, batch_dim
 from ..calls.call import Call, Depends, Recording
+from ..calls.faults import of_models
 from ..calls.labels import LabelsSeen, counted_apart, several_counts, shares_are_unlike
 from ..inputs.packing import apart
 from ..runs.session import Session

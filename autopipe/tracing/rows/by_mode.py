@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import of_models
 from ..calls.call import Call, Recording
+from ..calls.faults import of_models
 from ..calls.functions import tensors
 from ..code.own_code import OwnCode
 from ..state.example_data import close_to

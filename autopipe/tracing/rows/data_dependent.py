@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...errors import of_models
 from ...graph import Dim
 from ...torch_private import HiddenMode
 from ..calls.call import Call, Depends, Recording
+from ..calls.faults import of_models
 from ..calls.functions import classify, kind_of_name, plain_name, selects_by_mask, tensors
 from ..calls.named import is_code
 from ..code.leaves import eager, is_atomic

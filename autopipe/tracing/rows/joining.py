@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import of_models
 from ...graph import Dim
 from ...units import Size
 from ..calls.call import Call, Depends
+from ..calls.faults import of_models
 from .results import ALLOWED, Results, axes, is_close, is_number, other_axes
 
 __all__ = ["joining"]

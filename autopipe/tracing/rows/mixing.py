@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from ...arguments import brief
-from ...errors import of_models
 from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording
+from ..calls.faults import of_models
 from ..calls.labels import can_be_counted, label_options
 from ..code.leaves import eager
 from ..code.own_code import OwnCode

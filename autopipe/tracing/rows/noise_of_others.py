@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ... import accelerator
-from ...errors import of_models
 from ...graph import Dim
 from ...torch_private import HiddenMode, TorchDispatchMode
 from ..calls.call import Call, Recording
+from ..calls.faults import of_models
 from ..calls.functions import tensors
 from ..calls.streams import DRAWING
 from ..code.own_code import OwnCode

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import of_models
 from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
+from ..calls.faults import of_models
 from ..calls.functions import tensors
 from ..code.own_code import HOOKS
 from ..runs.session import Session

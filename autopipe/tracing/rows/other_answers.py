@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import of_models
 from ...graph import Dim, batch_dim
 from ..calls.call import Call, Depends, Recording, map_calls
 from ..calls.describe import expression
+from ..calls.faults import of_models
 from ..calls.labels import label_options
 from ..calls.likeness import is_equal
 from ..code.own_code import OwnCode

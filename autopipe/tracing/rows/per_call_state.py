@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...errors import of_models
 from ...graph import Dim, batch_dim
 from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
+from ..calls.faults import of_models
 from ..calls.functions import tensors
 from ..calls.likeness import is_equal
 from ..code.leaf_state import values_of_class

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import of_models
 from ...graph import Dim
 from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
+from ..calls.faults import of_models
 from ..calls.functions import tensors
 from ..sizes.rerun import replay
 from ..sizes.trials import first_line

@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import Tensor, dtype
 
-from ...errors import of_models
 from ...graph import Dim
 from ...units import Size
 from ..calls.call import Call, Depends, Recording
 from ..calls.describe import call_and_place
+from ..calls.faults import of_models
 from ..calls.functions import tensors
 from .alike_layers import AlikeLayers
 from .among_many import Met, RowsMet

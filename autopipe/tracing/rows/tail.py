@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ...errors import of_models
 from ...graph import Dim, OpGraph, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording, map_calls
 from ..calls.derivatives import derived
+from ..calls.faults import of_models
 from ..calls.functions import tensors
 from ..calls.named import are_nested, place_of
 from ..calls.perform import run_call

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import of_models
 from ...graph import Dim
 from ...torch_private import HiddenMode, TorchDispatchMode
 from ...units import Size, symbol
 from ..calls.call import Call, Depends, Recording, map_calls
 from ..calls.describe import call_and_place
+from ..calls.faults import of_models
 from ..calls.functions import classify, plain_name, storages, tensors
 from ..calls.labels import can_be_counted, label_options
 from ..calls.perform import run_call

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ...errors import of_models
 from ...graph import Dim
 from ...torch_private import Unread, unread
 from ...units import Size
 from ..calls.call import Call, Depends, Recording, map_calls
+from ..calls.faults import of_models
 from ..calls.functions import classify, plain_name, tensors
 from ..calls.kinds import kind_of
 from ..calls.labels import label_options

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ...errors import of_models
 from ..calls.call import Call, Recording
+from ..calls.faults import of_models
 from ..calls.perform import ask, run_call
 
 __all__ = ["otherwise"]

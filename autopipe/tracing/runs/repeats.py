@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ...errors import CaptureError, of_models
+from ...errors import CaptureError
 from ..calls.call import Recording
+from ..calls.faults import of_models
 from ..calls.members import OF_ALL
 from ..code.kept import NamesRead
 from ..code.leaves import Policy

@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from ...errors import AutopipeError, CaptureError, InputError, ModelError, of_models
+from ...errors import AutopipeError, CaptureError, InputError, ModelError
 from ..calls.call import Depends, Recording, Setting
+from ..calls.faults import of_models
 from ..calls.kinds import kind_of
 from ..calls.members import buffers_in, modules_in, parameters_in
 from ..calls.sharing import Twins

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import of_models
 from ..calls.call import Call, Recording, map_calls
+from ..calls.faults import of_models
 from ..calls.functions import Versions
 from ..calls.members import modules_in
 from ..calls.perform import run_call

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import of_models
+from ..calls.faults import of_models
 from ..inputs.contents import are_equal_tensors
 from ..inputs.structure import flatten
 from ..state.example_data import device_of, fresh, other_data

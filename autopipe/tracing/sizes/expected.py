@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import InputError, of_models
+from ...errors import InputError
 from ...graph import Dim
 from ..calls.call import Call, Guard, Recording, meta
+from ..calls.faults import of_models
 from ..inputs.structure import flatten
 from ..state.state import preserved
 from .guards import ExpectSize

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import CaptureError, of_models
+from ...errors import CaptureError
 from ...graph import Dim
 from ...units import Size, size_at
 from ..calls.call import Call, Guard, Recording
+from ..calls.faults import of_models
 from ..calls.functions import SIZES, tensors
 from ..code.leaves import eager
 from ..inputs.arguments import Inputs

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import CaptureError, of_models, raise_again
+from ...errors import CaptureError
 from ...graph import Dim
 from ..calls.call import Guard, Recording
+from ..calls.faults import of_models, raise_again
 from ..calls.functions import ExportFlags
 from ..calls.kinds import Kind
 from ..calls.sharing import Sharing

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ...errors import of_models
 from ...units import Size
 from ..calls.call import Call, Depends, Recording, map_calls, meta
+from ..calls.faults import of_models
 from ..calls.kinds import Kind
 from ..calls.labels import label_options
 from ..calls.members import OF_ALL, modules_in

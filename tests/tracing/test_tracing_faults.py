@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopipe.errors import CaptureError, of_models, raise_again
+from autopipe.errors import CaptureError
 from autopipe.tracing import capture
+from autopipe.tracing.calls.faults import of_models, raise_again
 from autopipe.tracing.calls.named import Named
 from autopipe.tracing.rows.among_many import RowsMet
 
