@@ -121,9 +121,9 @@ def check_alike(made: CaptureForms, forms: Iterable[Recording]) -> None:
             # in one mode a call may write less than in the other
             is_placed = bool(call.writes) <= bool(other.writes) and {*call.mutated} <= {*other.mutated}
         elif call.op == "call_module" and is_unused(call.target):
-            is_placed = _only_gives(call)  # it draws from a stream of its own
+            is_placed = not call.leaves_more  # it draws from a stream of its own
         elif call.op == "call_module":
-            is_placed = (call.op, call.target) in state and _only_gives(call) and not call.is_random
+            is_placed = (call.op, call.target) in state and not call.leaves_more and not call.is_random
         elif call.op == "get_attr" and call.depends:
             is_placed = (call.op, call.target) in state or is_unused(call.target)
         else:
@@ -139,11 +139,6 @@ def _is_placeable(call: Call) -> bool:
     """Whether an op may be in any stage that has what it takes; draws are its module's wherever they are."""
     leaves_more = call.op == "call_module" or call.mutated or call.has_effect
     return not leaves_more and not (call.is_random and call.stream is None)
-
-
-def _only_gives(call: Call) -> bool:
-    """Whether all that the call of a module does is to give a value, or to draw."""
-    return not (call.has_effect or call.writes or call.mutated or call.keeps or call.shares)
 
 
 def why_no_more(made: CaptureForms, device: torch.device) -> str:

@@ -116,6 +116,11 @@ class Call:
             self.is_random or self.is_check or self.has_effect or self.writes or self.mutated
         )
 
+    @property
+    def leaves_more(self) -> bool:
+        """Whether the call leaves more than its value: in tensors, in modules, or in what others share."""
+        return bool(self.has_effect or self.writes or self.mutated or self.keeps or self.shares or self.frees)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Guard:
@@ -235,8 +240,7 @@ class Recording:
 
     def leaves_anything(self, call: Call) -> bool:
         """Whether a call of it may leave something for others, or go by what it has left."""
-        is_left = call.keeps or call.shares or call.mutated or call.writes or call.has_effect or call.frees
-        return bool(is_left or call.path in self.begun)
+        return call.leaves_more or call.path in self.begun
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype})

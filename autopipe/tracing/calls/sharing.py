@@ -155,11 +155,7 @@ def quiet(calls: Sequence[Call]) -> dict[str, bool]:
     """
     counts = collections.Counter(c.target for c in calls if c.op == "call_module")
     leaves = (c for c in calls if c.op == "call_module" and counts[c.target] == 1)
-    return {
-        c.target: c.is_random
-        for c in leaves
-        if c.depends & Depends.STATE and not (c.writes or c.mutated or c.keeps or c.shares)
-    }
+    return {c.target: c.is_random for c in leaves if c.depends & Depends.STATE and not c.leaves_more}
 
 
 def outline(value: Any) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ from ..calls.members import OF_ALL
 from ..inputs.held_numbers import content_of
 from ..state.global_names import codes_in
 from ..state.loads import attributes_loaded, attributes_stored
-from ..state.quick_check import are_same
+from ..state.quick_check import Remembered, are_same
 from .restart import WatchMethods
 
 __all__ = [
@@ -50,10 +50,10 @@ LeafState = dict[tuple[int, str], tuple[Any, Any]]
 _logger = logging.getLogger("autopipe")
 _SIMPLE = (bool, int, float, str, type(None))
 _HOLD_NOTHING = frozenset(_SIMPLE)
-_FILLED = (list, dict, set, collections.deque, torch.Tensor, np.ndarray)
-_HELD = (*_SIMPLE, *_FILLED)
 _UNCOUNTED = (list, dict, set, collections.deque, np.ndarray)
 """What holds others in no dict of an object's own, but for plain dicts themselves."""
+_FILLED = (*_UNCOUNTED, torch.Tensor)
+_HELD = (*_SIMPLE, *_FILLED)
 _NONE: tuple[Any, Any] = None, ()
 
 
@@ -183,7 +183,7 @@ class Keeping:
             others = [*changed(before[0], now)]
             before = now, _counts_of(inside, now)
         self._by_leaf[path] = before
-        by_id = {id(m): m for m in inside}
+        by_id = {id(m): m for m in inside} if others else {}
         self.on_classes = frozenset(_of_class(by_id[number], name) for number, name in others) - {""}
         is_set = bool(others)
         self.is_any |= is_set
@@ -272,9 +272,8 @@ def read_by(cls: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-_codes: dict[type, tuple[list[Any], tuple[types.CodeType, ...]]] = {}
-"""By class, what it and those it is made of held when their code was looked for, and that code."""
 _MOST_CLASSES = 1 << 10
+_codes: Remembered[type, tuple[types.CodeType, ...]] = Remembered(_MOST_CLASSES)
 _OF_ANY_CLASS = frozenset(dir(type))
 _OF_CLASSES = frozenset({"__class_getitem__", "__init_subclass__"})
 """Methods that run as classes are made, and in no forward."""
@@ -283,16 +282,16 @@ _OF_CLASSES = frozenset({"__class_getitem__", "__init_subclass__"})
 def codes_of(cls: type) -> tuple[types.CodeType, ...]:
     """The code of the methods of a class and of those it is made of, up to ``nn.Module``."""
     held = _held_by(cls)
-    if cls not in _codes or not are_same(_codes[cls][0], held):
-        if len(_codes) > _MOST_CLASSES:
-            _codes.clear()
-        _codes[cls] = held, tuple(code for value in held for code in codes_in(value))
-    return _codes[cls][1]
+    return _codes.of(cls, held, lambda: tuple(code for value in held for code in codes_in(value)))
+
+
+def _made_of(cls: type) -> list[type]:
+    """A class and those it is made of, up to ``nn.Module``."""
+    return [*itertools.takewhile(lambda c: c is not nn.Module, cls.__mro__)]
 
 
 def _held_by(cls: type) -> list[Any]:
-    own = itertools.takewhile(lambda c: c is not nn.Module, cls.__mro__)
-    return [value for each in own for name, value in vars(each).items() if name not in _OF_CLASSES]
+    return [v for each in _made_of(cls) for name, v in vars(each).items() if name not in _OF_CLASSES]
 
 
 _read: dict[type, list[Any]] = {}
@@ -320,10 +319,9 @@ def held_by_class(cls: Any) -> frozenset[str]:
 
     And what code that comes to the class may yet put there.
     """
-    own = [*itertools.takewhile(lambda c: c is not nn.Module, cls.__mro__)]
     codes = codes_of(cls)
     stored = {name for code in codes for name in _set_by(code)}
-    held = {name: value for each in reversed(own) for name, value in vars(each).items()}
+    held = {name: value for each in reversed(_made_of(cls)) for name, value in vars(each).items()}
     found = {n for n, v in held.items() if isinstance(v, _FILLED if n not in stored else _HELD)}
     put = {name for code in codes if _comes_to_class(code) for name in _set_by(code)}
     return goes_by(cls) & (found | (put - held.keys() - _OF_ANY_CLASS))

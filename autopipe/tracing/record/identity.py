@@ -16,7 +16,7 @@ from torch import nn
 
 from ..calls.members import modules_in
 from ..inputs.contents import is_filled
-from ..state.quick_check import are_same
+from ..state.quick_check import Remembered
 from ..state.reach import HOOKS
 
 __all__ = ["compares"]
@@ -48,21 +48,14 @@ def compares(model: nn.Module) -> bool:
     return _compare(classes, frozenset(f for v in (*held, *hooks) for f in _functions(v)))
 
 
-_compared: dict[tuple[frozenset[type], frozenset[types.FunctionType]], tuple[list[Any], bool]] = {}
-"""What classes and their files held when they were looked into, and what was found."""
-_MOST = 1 << 6
+_compared: Remembered[tuple[frozenset[type], frozenset[types.FunctionType]], bool] = Remembered(1 << 6)
 
 
 def _compare(classes: frozenset[type], beside: frozenset[types.FunctionType]) -> bool:
     files = {c.__module__ for c in classes if not _is_torchs(c.__module__)}
     named = (v for file in files for v in list(vars(sys.modules.get(file, types)).values()))
     now = [v for cls in classes for v in vars(cls).values()] + [v for v in named if isinstance(v, _CODED)]
-    known = _compared.get((classes, beside))
-    if known is None or not are_same(known[0], now):
-        if len(_compared) >= _MOST:
-            _compared.clear()
-        known = _compared[classes, beside] = now, _compare_now(classes, beside)
-    return known[1]
+    return _compared.of((classes, beside), now, lambda: _compare_now(classes, beside))
 
 
 def _compare_now(classes: frozenset[type], beside: frozenset[types.FunctionType]) -> bool:

@@ -222,8 +222,7 @@ class RowsMet:
         if counts.asks:
             self._begin()  # the call may have kept a count
         # by what it reads, or draws as numbers, it may come to another backward, which was not followed
-        is_followed = not (counts.reads or generators() != seeded or is_hooked(self._code, call))
-        counts.asks |= has_own and not is_followed
+        counts.asks |= has_own and (counts.reads or generators() != seeded or is_hooked(self._code, call))
         counts.asks |= self._code.may_ask_unseen(call, self._ran.may_run)
         return counts
 

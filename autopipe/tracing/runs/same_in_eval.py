@@ -92,9 +92,7 @@ def are_recorded_alike(training: Recording, evaluation: Recording) -> bool:
     They are the same calls, one by one; see :class:`Evaluation`.
     """
     calls = evaluation.calls
-    does_more = any(
-        c.is_random or c.writes or c.mutated or c.keeps or c.shares or c.has_effect for c in calls
-    )
+    does_more = any(c.is_random or c.leaves_more for c in calls)
     pairs = zip(training.calls, calls, strict=False)
     return (
         not does_more

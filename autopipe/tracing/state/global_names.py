@@ -19,7 +19,7 @@ import torch
 from ..inputs.contents import is_filled
 from .cells import attributes, content
 from .loads import globals_loaded
-from .quick_check import are_same
+from .quick_check import Remembered, are_same
 
 __all__ = [
     "PLAIN",
@@ -325,18 +325,14 @@ def codes_in(value: Any) -> Iterator[types.CodeType]:
             waiting += getattr(part, "__code__", None), getattr(part, "__wrapped__", None)
 
 
-_of_classes: dict[type, tuple[list[Any], frozenset[str]]] = {}
-"""By class, what it held when its code was looked for, and the names in that."""
+_of_classes: Remembered[type, frozenset[str]] = Remembered(_MOST_CLASSES)
 
 
 def names_in_class(cls: type) -> frozenset[str]:
     """The names that the code of what a class itself holds asks for; looked for anew once it holds others."""
     held = [*vars(cls).values()]
-    if cls not in _of_classes or not are_same(_of_classes[cls][0], held):
-        if len(_of_classes) > _MOST_CLASSES:
-            _of_classes.clear()
-        _of_classes[cls] = held, frozenset().union(*(names_in(c) for value in held for c in codes_in(value)))
-    return _of_classes[cls][1]
+    codes = (code for value in held for code in codes_in(value))
+    return _of_classes.of(cls, held, lambda: frozenset[str]().union(*map(names_in, codes)))
 
 
 def _has_code(value: Any) -> bool:

@@ -12,15 +12,18 @@ import gc
 import itertools
 import operator
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
 from ...torch_private import dict_version
 from .cells import ArrayCell, Cell, content, contents
 
-__all__ = ["SIMPLE", "Glance", "Seen", "are_same", "is_data", "put_on"]
+__all__ = ["SIMPLE", "Glance", "Remembered", "Seen", "are_same", "is_data", "put_on"]
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Told = TypeVar("_Told")
 
 SIMPLE = (int, float, str, bytes, bool, type(None))
 _ROWS: tuple[Any, ...] = (list, collections.deque)
@@ -211,6 +214,23 @@ class Glance:
 def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Whether two sequences hold the same objects; told by their addresses, in one go."""
     return a is b or (len(a) == len(b) and _addresses(a) == _addresses(b))
+
+
+class Remembered(Generic[_Key, _Told]):
+    """What is told of keys such as classes, as long as what was looked at for it holds the same objects."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: dict[_Key, tuple[list[Any], _Told]] = {}
+
+    def of(self, key: _Key, held: list[Any], tell: Callable[[], _Told]) -> _Told:
+        """What was told of a key when what is ``held`` was looked at; told anew where that was other."""
+        known = self._known.get(key)
+        if known is None or not are_same(known[0], held):
+            if len(self._known) >= self._most:
+                self._known.clear()
+            known = self._known[key] = held, tell()
+        return known[1]
 
 
 def is_data(value: Any) -> bool:
