@@ -112,6 +112,8 @@ unsafe_view = torch.ops.aten._unsafe_view.default
 
 UnseenByFunctions = torch._C.DisableTorchFunctionSubclass
 """A context in which tensors' own ``__torch_function__`` is not asked."""
+Unwatched = torch._C.DisableTorchFunction
+"""A context in which no function mode is asked either."""
 
 FUNCTION_HOMES: tuple[Any, ...] = (torch.Tensor, torch, torch._C, torch._C._VariableFunctions)
 """Where torch has its functions: what a function mode is given is an attribute of one of them."""

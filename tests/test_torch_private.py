@@ -370,6 +370,15 @@ def test_a_subclass_is_not_asked_within_the_context() -> None:
         assert torch.add(x, 1) is not None
 
 
+def test_no_mode_is_asked_within_the_context() -> None:
+    class Loud(TorchFunctionMode):
+        def __torch_function__(self, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError
+
+    with Loud(), private.Unwatched():
+        assert torch.add(torch.ones(1), 1).tolist() == [2]
+
+
 def test_tensors_tell_of_writes_views_and_memory() -> None:
     x = torch.ones(3)
     version, view = x._version, x[1:]

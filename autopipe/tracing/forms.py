@@ -18,7 +18,7 @@ from .calls.call import Call, Recording
 from .calls.faults import of_models
 from .calls.likeness import distinct
 from .calls.perform import run_call
-from .code.leaves import eager
+from .code.leaves import asking
 from .graphs import emit, modes
 from .graphs.questions import Question, choose, questions, with_sizes
 from .inputs.arguments import Inputs
@@ -471,7 +471,7 @@ class CaptureForms:
         inputs = inputs or self.inputs
 
         def call(given: Mapping[str, torch.Tensor]) -> Any:
-            with eager():
+            with asking():
                 return called(session.model, *inputs.rebuild(session.model, given))
 
         explorer = Explorer(

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from . import regions
+from .bounds import within_bounds
 from .call import Call, Depends, map_calls
 from .functions import on_one_device
 
@@ -76,7 +77,7 @@ def _run(
         return (_submodule(model, call.target) if way is None else _along(model, way))(*args, **kwargs)
     if call.op == "call_method":
         return getattr(args[0], call.target)(*args[1:], **kwargs)
-    return call.target(*args, **kwargs)
+    return within_bounds(call.target)(*args, **kwargs)
 
 
 def way_to(model: nn.Module, path: str) -> tuple[str, ...] | None:

@@ -17,8 +17,9 @@ from torch import nn
 
 from ...errors import InputError
 from ...torch_private import COND, DYNAMO, force_eager
+from ..calls.bounds import bounded
 
-__all__ = ["Policy", "eager", "is_compiled", "is_torchs", "lies_in_leaf"]
+__all__ = ["Policy", "asking", "eager", "is_compiled", "is_torchs", "lies_in_leaf"]
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 ENOUGH = 4
@@ -176,6 +177,13 @@ def eager() -> Iterator[None]:
             yield
         finally:
             setattr(home, name, compiled)
+
+
+@contextlib.contextmanager
+def asking() -> Iterator[None]:
+    """Within it a model runs on data that it may not take: see :func:`eager`, and :func:`bounds.bounded`."""
+    with eager(), bounded():
+        yield
 
 
 def _branch(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any) -> Any:

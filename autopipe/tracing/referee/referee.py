@@ -20,7 +20,7 @@ from ...graph import Dim
 from ..calls.call import Call, Recording
 from ..calls.faults import of_models
 from ..calls.members import parameters_in
-from ..code.leaves import eager
+from ..code.leaves import asking
 from ..inputs.arguments import Inputs
 from ..inputs.contents import are_told_alike
 from ..inputs.structure import Spec, flatten
@@ -104,7 +104,7 @@ class Referee:
         self.has_idle_draws = self.did_as_recorded = False
         self._knows_gradients = False
 
-    @eager()
+    @asking()
     def fault(self) -> Fault | None:
         """The first difference in either mode; None where there is none."""
         with warnings.catch_warnings():
@@ -287,7 +287,7 @@ class Referee:
         return self._shown(self._run_model, training, given, watched)
 
     def _run_model(self, tensors: Mapping[str, Tensor]) -> _Given:
-        with eager():
+        with asking():
             return flatten(called(self.model, *self.inputs.rebuild(self.model, tensors)))
 
     def _graph(self, training: bool, given: Mapping[str, Tensor], watched: bool = False) -> _Shown:

@@ -25,7 +25,7 @@ from ..calls.describe import call_and_place
 from ..calls.faults import of_models
 from ..calls.functions import plain_name, tensors
 from ..calls.perform import run_call
-from ..code.leaves import eager
+from ..code.leaves import asking
 from ..code.own_code import OwnCode
 from ..inputs.structure import mapped
 from ..state.state import generators, seed
@@ -357,7 +357,7 @@ class RowsMet:
         if ahead or self._form.leaves_anything(call):
             self._begin()
         behind = [(s, map_calls(s.args, given), map_calls(s.kwargs, given)) for s in ahead]
-        with eager(), self._still(call):
+        with asking(), self._still(call):
             for each in (*behind, (call, args, kwargs)):
                 made = run_call(self._code.model, self._form.constants, *each, {}, self._at)
         return made

@@ -23,7 +23,7 @@ from ..calls.call import Call, Depends, Recording
 from ..calls.faults import of_models
 from ..calls.functions import classify, kind_of_name, plain_name, selects_by_mask, tensors
 from ..calls.named import is_code
-from ..code.leaves import eager, is_atomic
+from ..code.leaves import asking, is_atomic
 from .alike_layers import AlikeLayers, deed
 from .code_run import CodeRun
 from .inner_numbers import FAR, LINEAR, Numbers, in_place_of
@@ -125,7 +125,7 @@ class Watch:
         self._is_over = True
         try:
             # what torch.compile met under such a mode it would never compile again
-            with eager():
+            with asking():
                 return self.see(run, look)
         except of_models():  # whatever it is: code may not run while somebody watches
             with self.ran:

@@ -27,7 +27,7 @@ from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.faults import of_models
 from ..calls.labels import can_be_counted, label_options
-from ..code.leaves import eager
+from ..code.leaves import asking
 from ..code.own_code import OwnCode
 from ..sizes.rerun import replay
 from ..sizes.trials import first_line
@@ -63,7 +63,7 @@ _Told = tuple[nn.Module, Recording, Mapping[str, Tensor], Dim, torch.device, Cal
 
 
 @torch.no_grad()
-@eager()
+@asking()
 def mixing(
     code: OwnCode,
     forms: Mapping[bool, Recording],

@@ -24,7 +24,7 @@ from ..calls.faults import of_models
 from ..calls.functions import classify, plain_name, storages, tensors
 from ..calls.labels import can_be_counted, label_options
 from ..calls.perform import run_call
-from ..code.leaves import eager
+from ..code.leaves import asking
 from ..code.own_code import OwnCode
 from .inner_numbers import LINEAR
 from .results import Rows, axes, run_until
@@ -220,7 +220,7 @@ def _even_inside(
             kind = _RAGGED if given.depends & Depends.DATA else _ROWS
             inside.mark(values[given], _TOTAL if id(given) in totals else kind)
         args, kwargs = (map_calls(given, values.__getitem__) for given in (call.args, call.kwargs))
-        with eager(), inside.reads, inside:
+        with asking(), inside.reads, inside:
             run_call(code.model, form.constants, call, args, kwargs, {}, device)
         if call in longer and inside.is_bent:
             bent.add(call)

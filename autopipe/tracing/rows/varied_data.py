@@ -26,7 +26,7 @@ from ..calls.kinds import kind_of
 from ..calls.labels import label_options
 from ..calls.members import OF_ALL
 from ..calls.perform import run_call
-from ..code.leaves import eager
+from ..code.leaves import asking
 from ..inputs.structure import flatten, mapped, unflatten
 from ..sizes.dims import axis_of
 from ..sizes.other_masks import LEFT_OUT
@@ -280,7 +280,7 @@ class _Parts:
         if not (is_mixed or (call.accessor and id(call.inputs[0]) in self._held)):
             return True
         try:
-            with eager():
+            with asking():
                 self._values[id(call)] = found = self._of_alike(call, made)
         except of_models():  # whatever it is: then nothing is proven
             return True

@@ -26,7 +26,7 @@ from ..calls.members import buffers_in, modules_in, parameters_in
 from ..calls.sharing import Twins
 from ..code import attributes, leaf_setters, opaque
 from ..code.kept import NamesRead
-from ..code.leaves import Policy, eager
+from ..code.leaves import Policy, asking, eager
 from ..code.restart import (
     CloseModule,
     Function,
@@ -439,7 +439,7 @@ class Runs:
         given = (self.args, self.kwargs)
         args, kwargs = fresh(given if change is None else change(given), self.device, is_one=is_one)
         seed(self.device)
-        with self.route.suspended(), eager():
+        with self.route.suspended(), asking():
             return called(self.model, args, kwargs)
 
     def explain(self, error: Exception, failed: str | None, training: bool) -> NoReturn:

@@ -20,7 +20,7 @@ from ...units import Size, size_at
 from ..calls.call import Call, Guard, Recording
 from ..calls.faults import of_models
 from ..calls.functions import SIZES, tensors
-from ..code.leaves import eager
+from ..code.leaves import asking
 from ..inputs.arguments import Inputs
 from ..inputs.packing import packings
 from . import dims as sizing
@@ -33,7 +33,7 @@ from .variation import Check, Fixed, Variation
 __all__ = ["confirm", "explore", "is_narrowed", "taken_against_checks", "taken_beside"]
 
 
-@eager()
+@asking()
 def explore(explorer: Explorer, known: Variation | None) -> Variation:
     """Try each input size at another value, alone and then all together, and fit what is seen.
 

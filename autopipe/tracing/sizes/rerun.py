@@ -21,7 +21,7 @@ from ..calls.functions import plain_name, tensors
 from ..calls.perform import ask, run_call, way_to
 from ..calls.places import Places
 from ..calls.sharing import Sharing, outline
-from ..code.leaves import eager
+from ..code.leaves import asking
 from ..values.branches import program
 
 __all__ = ["Observation", "buffers_written", "replay", "with_guards"]
@@ -137,7 +137,7 @@ def replay(
     those that are given, or new ones, as they are seen; they are left out if not to be in the ``notes``.
     """
     noted = into or ({}, {})
-    with eager(), torch.enable_grad() if recording.takes_grad_mode else contextlib.nullcontext():
+    with asking(), torch.enable_grad() if recording.takes_grad_mode else contextlib.nullcontext():
         result = _replay(model, recording, given, device, sharing, look, noted if notes else None)
     return Observation(*noted, result)
 
