@@ -187,18 +187,55 @@ class Repeats:
         is_of_mode = known.training is training or (sees_no_mode and known.sees_no_mode)
         return is_of_mode and apart <= {"training"}
 
-    def counting_leaves(self, policy: Policy, training: bool) -> list[str]:
-        """The leaves with numbers in attributes that a call leaves otherwise, and the next call goes by.
+    def changed_in_leaves(self, policy: Policy) -> dict[str, bool]:
+        """The leaves in which a call has left something otherwise that calls may read, or numbers.
 
-        Or in containers and objects there.
+        Each with whether it is numbers: in attributes, or in containers and objects there. Else it is what
+        helpers and hooks keep, in closures, in objects of their own or deeper.
         """
-        changed = [*self.snapshot.changes(), *self.snapshot.changed_beside()]
-        held = ((p, a, self._held(p, a)) for p, a in changed)
-        paths = {p for p, a, value in held if is_number(value) or any(names_inside(a, value))}
-        inside = sorted(p for p in paths if policy.is_inside_leaf(p))
-        if not inside or self.is_repeated(training, None)[0]:
-            return []
-        return [*dict.fromkeys(_leaf_around(p, policy) for p in inside)]
+        found: dict[str, bool] = {}
+        for path, name in (*self.snapshot.changes(), *self.snapshot.changed_beside()):
+            held = self._held(path, name)
+            counts = is_number(held) or any(names_inside(name, held))
+            if policy.is_inside_leaf(path) and (counts or self.is_read(path, name)):
+                leaf = _leaf_around(path, policy)
+                found[leaf] = counts or found.get(leaf, False)
+        return found
+
+    def left_in(self, paths: Collection[str], training: bool) -> dict[str, dict[Any, Callable[[], None]]]:
+        """Of modules at some paths those that a call leaves otherwise: in which places, and what undoes it.
+
+        One place may be of several modules, as what one hook of all of them counts in.
+        """
+        self.snapshot.start(training)
+        each = {path: Snapshot(self.model.get_submodule(path)) for path in paths}
+        self.run(training)
+        found: dict[str, dict[Any, Callable[[], None]]] = {}
+        for path, then in each.items():
+            own = [(p, a) for p, a in then.changes() if self.is_read(f"{path}.{p}".strip("."), a)]
+            if places := {**{(path, *at): _nothing for at in own}, **dict(then.beside.restorers())}:
+                found[path] = places
+        return found
+
+    def hangs_on(self, undo: Iterable[Callable[[], None]], paths: Iterable[str], training: bool) -> bool:
+        """Whether calls of modules go by what other calls within one of the model leave in some places."""
+        self.snapshot.start(training)
+        usual = flatten(self.run(training))[0]
+        self.snapshot.start(training)
+        undo = [*undo]
+
+        def put_back(*_: Any) -> None:
+            for each in undo:
+                each()
+
+        hooks = [self.model.get_submodule(path).register_forward_hook(put_back) for path in paths]
+        try:
+            return not are_close(usual, flatten(self.run(training))[0])
+        except of_models():  # as where one has nothing that another one left for it
+            return True
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def set_first(self, policy: Policy, training: bool) -> frozenset[Place]:
         """The attributes of open modules that a call leaves otherwise, and sets before it reads them."""
@@ -448,6 +485,10 @@ def _replaces(name: str) -> CloseModule:
         f"a forward replaces the buffer {name} by another tensor, where a stage would keep the old one; "
         f"{name}.copy_(...) writes to it",
     )
+
+
+def _nothing() -> None:
+    pass
 
 
 def _leaf_around(path: str, policy: Policy) -> str:

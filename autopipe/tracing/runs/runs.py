@@ -12,6 +12,7 @@ import functools
 import pathlib
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ from ..calls.call import Depends, Recording, Setting
 from ..calls.faults import of_models
 from ..calls.kinds import kind_of
 from ..calls.members import buffers_in, modules_in, parameters_in
+from ..calls.module_modes import in_modes
 from ..calls.sharing import Twins
 from ..code import attributes, leaf_setters, opaque
 from ..code.kept import NamesRead
@@ -194,23 +196,42 @@ class Runs:
                 )
             recording.goes_by_mode |= is_changed
             if is_natural and not is_as_begun:
-                self.open_counting(attempt, training)
+                self.note_carrying(attempt, recording)
             return self.looked_at(recording, attempt, is_changed) if is_natural else recording
         raise AssertionError("a watched recording suspects nothing")
 
-    def open_counting(self, attempt: Attempt, training: bool) -> None:
-        """Raise :class:`OpenLeaf` for a leaf that counts its calls and goes by it: once a step, then."""
-        if self.device.type == "meta":
+    def note_carrying(self, attempt: Attempt, recording: Recording) -> None:
+        """Note the leaves that go by what calls before have left in them; the model has just been called.
+
+        Those that go by what others leave within a call are together. Raises :class:`OpenLeaf` for one that
+        counts its calls: once a step, then.
+        """
+        if self.device.type == "meta" or not (found := self.repeats.changed_in_leaves(attempt.policy)):
             return
-        for path in self.repeats.counting_leaves(attempt.policy, training):
+        training, is_beside = recording.training, bool(self.snapshot.changed_beside())
+        goes_by_calls = not self.repeats.is_repeated(training, None)[0]
+        for path in (path for path, counts in found.items() if counts and goes_by_calls):
             if attempt.policy.is_openable(path) and (path, False) not in attempt.tried:
                 raise OpenLeaf(path, f"{path} counts its calls, and goes by it")
+        if not (goes_by_calls or is_beside):
+            return
+        calls = [c for c in recording.calls if c.op == "call_module" or c.target is in_modes]
+        left = self.repeats.left_in({c.path for c in calls}, training)
+        if goes_by_calls:
+            recording.begun |= left.keys()
+        times = Counter(place for c in calls for place in left.get(c.path, ()))
+        shared = {p: undo for places in left.values() for p, undo in places.items() if times[p] > 1}
+        if shared and self.repeats.hangs_on(shared.values(), left, training):
+            for call in calls:
+                call.shares |= frozenset(str(place) for place in left.get(call.path, ()) if place in shared)
 
     def take(self, shifted: Recording, attempt: Attempt) -> Recording:
         """A recording just made with shifted numbers that is as it would be without, looked at as others."""
         is_as_begun, sees_no_mode = self.is_as_begun(), self.sees_no_mode(attempt, shifted)
         is_changed = self.repeats.check_state(attempt.policy, shifted, is_as_begun, sees_no_mode=sees_no_mode)
         shifted.goes_by_mode |= is_changed
+        if not is_as_begun:
+            self.note_carrying(attempt, shifted)
         return self.looked_at(shifted, attempt, is_changed)
 
     def looked_at(self, recording: Recording, attempt: Attempt, is_changed: bool) -> Recording:

@@ -27,6 +27,7 @@ __all__ = [
     "attributes",
     "content",
     "contents",
+    "place",
 ]
 
 MOST_BYTES = 1 << 14
@@ -180,3 +181,11 @@ def attributes(value: Any) -> dict[str, Any] | None:
     except AttributeError:
         return None
     return held if isinstance(held, dict) else None
+
+
+def place(cell: Cell) -> tuple[int, Any]:
+    """What tells the place of a cell from others, whichever object stands for it."""
+    for name in ("owner", "variable", "array", "stream"):
+        if (held := getattr(cell, name, None)) is not None:
+            return id(held), getattr(cell, "slot", None)
+    return id(cell), None

@@ -10,6 +10,7 @@ import _random
 import collections
 import contextlib
 import ctypes
+import functools
 import operator
 import random
 import weakref
@@ -24,7 +25,7 @@ from ... import accelerator
 from ...torch_private import unwatched
 from ..calls.members import OF_ALL, buffers_in, modules_in, parameters_in
 from ..inputs.contents import are_equal_tensors
-from .cells import content
+from .cells import content, place
 from .iterators import Spent
 from .mode_writes import BeforeWrites
 from .quick_check import SIMPLE, Glance, Seen, is_data, put_on
@@ -407,6 +408,26 @@ class _Beside:
         for _, _, cell, before in self.cells:
             if _is_replaced(before, content(cell, _EMPTY)):
                 cell.cell_contents = before
+
+    def restorers(self) -> Iterator[tuple[Any, Callable[[], None]]]:
+        """Of each place that holds something else what tells it from others, and what puts it back.
+
+        That is the same for another snapshot, of another model, that the place is of too.
+        """
+        for _, _, now, before in self.holders:
+            if (now or before) and not _same(now, before):
+                yield id(now), functools.partial(_refill, now, before)
+        for _, _, known, before in self.files:
+            for k, v in before.items():
+                if _is_replaced(v, known.get(k, v)):
+                    yield (id(known), k), functools.partial(known.__setitem__, k, v)
+        for _, _, cls, before, _ in self.classes:
+            for k, v in before.items():
+                if _is_replaced(v, vars(cls).get(k, v)):
+                    yield (id(cls), k), functools.partial(setattr, cls, k, v)
+        for _, _, cell, before in self.cells:
+            if _is_replaced(before, content(cell, _EMPTY)):
+                yield place(cell), functools.partial(setattr, cell, "cell_contents", before)
 
     def changes(self) -> list[tuple[str, str]]:
         out = [(p, n) for p, n, now, before in self.holders if (now or before) and not _same(now, before)]

@@ -1,6 +1,7 @@
 """What one call of a model leaves for the next: queues of keys, running averages, power iterations."""
 
 import collections
+import functools
 import types
 
 import pytest
@@ -492,3 +493,127 @@ def test_a_count_is_told_of_whatever_holds_it(held, count, caplog):
     pipe.runtime(loss_fn=lambda y, _: y.square().mean()).step(x)
     told = [r.getMessage() for r in caplog.records]
     assert any("one call leaves 1 for the next" in t or "changes 1.held[" in t for t in told), told
+
+
+class Ticks:
+    """Counts calls, and scales by how many there were."""
+
+    def __init__(self, period=2):
+        self.n, self.period = 0, period
+
+    def scaled(self, y):
+        self.n += 1
+        return y * (1 + self.n % self.period)
+
+    def __call__(self, layer, given, made):
+        return self.scaled(made)
+
+
+def by_a_hook_on_the_layer(layer):
+    layer.n = 0
+
+    def hook(layer, given, made):
+        layer.n += 1
+        return made * (1 + layer.n % 2)
+
+    layer.register_forward_hook(hook)
+
+
+def by_a_closure(layer, register="register_forward_hook"):
+    n = 0
+
+    def hook(layer, given, made=None):
+        nonlocal n
+        n += 1
+        return (given[0] if made is None else made) * (1 + n % 2)
+
+    getattr(layer, register)(hook)
+
+
+def by_a_hook_ahead(layer):
+    by_a_closure(layer, "register_forward_pre_hook")
+
+
+def by_an_object(layer):
+    layer.register_forward_hook(Ticks())
+
+
+def scaled_by_calls(layer, y):
+    layer.n_calls = getattr(layer, "n_calls", 0) + 1
+    return y * (1 + layer.n_calls % 2)
+
+
+class HelpedByAFunction(nn.Linear):
+    def forward(self, x):
+        return scaled_by_calls(self, super().forward(x))
+
+
+class DeeplyHeld(nn.Linear):
+    """Counts in an object within dicts, and what has none of its code."""
+
+    def __init__(self, n_in, n_out, ticks=None):
+        super().__init__(n_in, n_out)
+        self.parts = {"scale": {"by": ticks or Ticks()}}
+
+    def forward(self, x):
+        return self.parts["scale"]["by"].scaled(super().forward(x))
+
+
+def hooked(add):
+    """A layer of torch's with a hook."""
+    layer = nn.Linear(4, 4)
+    add(layer)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        functools.partial(hooked, by_a_hook_on_the_layer),
+        functools.partial(hooked, by_a_closure),
+        functools.partial(hooked, by_a_hook_ahead),
+        functools.partial(hooked, by_an_object),
+        functools.partial(HelpedByAFunction, 4, 4),
+        functools.partial(DeeplyHeld, 4, 4),
+    ],
+)
+def test_a_count_that_other_code_than_the_layers_own_keeps_is_told_of(made, caplog):
+    model, x = nn.Sequential(nn.Linear(4, 4), made(), nn.Linear(4, 4)), torch.randn(6, 4)
+    pipe = autopipe.split(model, 2, (x,), n_microbatches=3, costs="estimated", closed=["1"])
+    pipe.runtime(loss_fn=lambda y, _: y.square().mean()).step(x)
+    told = [r.getMessage() for r in caplog.records]
+    assert any("one call leaves 1 for the next" in t for t in told), told
+
+
+@pytest.mark.parametrize("period", [2, 3], ids=["as at first behind a call", "another behind each call"])
+@pytest.mark.parametrize("is_hook", [False, True])
+def test_layers_that_count_in_one_place_are_in_one_stage(period, is_hook):
+    ticks = Ticks(period)
+    layers = [nn.Linear(4, 4) if is_hook else DeeplyHeld(4, 4, ticks) for _ in range(2)]
+    for layer in layers if is_hook else ():
+        layer.register_forward_hook(ticks)
+    model = nn.Sequential(nn.Linear(4, 4), layers[0], nn.Linear(4, 4), layers[1], nn.Linear(4, 4))
+    ops = autopipe.capture(model, (torch.randn(6, 4),), closed=["1", "3"]).ops
+    names = {op.name for op in ops.compute if op.target in ("1", "3")}
+    assert any(names <= {*group} for group in ops.groups)
+
+
+class Tabled(nn.Linear):
+    """Scales by a table that the first layer to come makes for all."""
+
+    def __init__(self, tables):
+        super().__init__(4, 4)
+        self.tables = tables
+
+    def forward(self, x):
+        if "table" not in self.tables:
+            self.tables["table"] = torch.linspace(1, 2, 4)
+        return super().forward(x) * self.tables["table"]
+
+
+def test_layers_that_share_a_table_which_each_would_make_alike_are_apart():
+    tables = {}
+    model = nn.Sequential(*[Tabled(tables) for _ in range(4)])
+    captured = autopipe.capture(model, (torch.randn(6, 4),), closed=["0", "1", "2", "3"])
+    assert not captured.ops.groups
+    assert not captured.variation.mixing.carried
