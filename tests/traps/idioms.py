@@ -229,6 +229,13 @@ class counter_by_the_dict(Net):
         return self.run(x * self.n)
 
 
+@trap("safe")
+def counter_that_comes_by_the_dict(self: Any, x: Tensor) -> Tensor:
+    held = self.__dict__
+    held["n"] = held.get("n", 0) + 1
+    return self.run(x) * (1 + held["n"] % 2)
+
+
 @trap("safe", prepare=lambda m: buffers(m, n=torch.zeros(())))
 def buffer_by_the_dict_of_buffers(self: Any, x: Tensor) -> Any:
     self._buffers["n"] += 1

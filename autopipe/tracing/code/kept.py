@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..state.global_names import codes_in, is_foreign, names_in
@@ -29,6 +30,7 @@ __all__ = ["NamesRead", "kept_in"]
 
 _OWN = f"{pathlib.Path(__file__).parents[1]}{os.sep}"
 """Where code lies that only stands on the model's classes while it is recorded."""
+_TORCHS = f"{pathlib.Path(torch.__file__).parent}{os.sep}"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 _BY_TEXT = frozenset({"getattr", "hasattr", "attrgetter", "__getattribute__"})
@@ -53,7 +55,7 @@ class NamesRead:
 
     @functools.cached_property
     def _sees_all(self) -> bool:
-        return any(not _ALL.isdisjoint(names_in(code)) for code in self._codes)
+        return any(map(_asks_for_all, self._codes))
 
     @functools.cached_property
     def _names(self) -> frozenset[str]:
@@ -87,6 +89,14 @@ class NamesRead:
                     waiting += (v for n in names for v in methods.get(n, ()))
                     waiting += (v for n in names if _is_own(v := known.get(n)))
         return [*found]
+
+
+def _asks_for_all(code: types.CodeType) -> bool:
+    """Whether code of a user's may come by any attribute; torch's own gives what it is asked for by name."""
+    if code.co_filename.startswith(_TORCHS):
+        return False
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return not _ALL.isdisjoint(code.co_names) or any(map(_asks_for_all, inner))
 
 
 def _is_own(value: Any) -> bool:
