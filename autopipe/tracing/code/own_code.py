@@ -46,6 +46,16 @@ _SETTING = frozenset({"__dict__", "__setattr__", "delattr", "eval", "exec", "set
 _PLAIN: tuple[Any, ...] = (float, int, range, str, type(None))
 _SCRIPTED_SIZES = "aten::len", "aten::numel", "aten::size", "prim::shape"
 """What scripted code asks for sizes by."""
+_SCRIPTED_VALUES = frozenset({
+    "aten::Bool", "aten::Complex", "aten::Float", "aten::FloatImplicit", "aten::Int", "aten::IntImplicit",
+    "aten::ScalarImplicit", "aten::allclose", "aten::equal", "aten::is_nonzero", "aten::item", "prim::tolist",
+})  # fmt: skip
+"""What makes a plain number or truth of a tensor in scripted code."""
+_SCRIPTED_FACTS = frozenset({
+    *_SCRIPTED_SIZES, "aten::dim", "aten::stride", "aten::storage_offset", "prim::GetAttr", "prim::device",
+    "prim::dtype", "prim::layout", "prim::max", "prim::min",
+})  # fmt: skip
+"""What scripted code knows of tensors without their values, or holds itself."""
 _THREADS = frozenset({"Thread", "ThreadPool", "ThreadPoolExecutor"})
 _MOST_HELD, _DEEP = 1 << 10, 4
 """Longer tables are told apart by their kind and size alone, and what lies deeper by its kind."""
@@ -154,6 +164,12 @@ class OwnCode:
         asked = [*map(globals_in, codes)]
         return any(names >= {"int", "type"} or not _THREADS.isdisjoint(names) for names in asked)
 
+    def reads_unseen(self, call: Call) -> bool:
+        """Whether scripted code that a call runs goes by values of what it is given, of all rows at once."""
+        return any(
+            _goes_by_values(s.inlined_graph) for s in self._scripts(call.op == "call_module", call.target)
+        )
+
     def _functions_of(self, is_module: bool, target: Any) -> list[tuple[types.FunctionType, Any]]:
         held = self._within(is_module, target)
         return [(f, owner) for f, owner in held if isinstance(f, types.FunctionType)]
@@ -215,10 +231,13 @@ class OwnCode:
 
     def _scripts_of(self, is_module: bool, target: Any) -> list[str]:
         """The graphs, in words, of scripted functions and layers."""
+        return [str(script.inlined_graph) for script in self._scripts(is_module, target)]
+
+    def _scripts(self, is_module: bool, target: Any) -> list[Any]:
         inside = modules_in(self.model.get_submodule(target)) if is_module else []
         held: list[Any] = [*(f for f, _ in self._within(is_module, target)), *(m for _, m in inside)]
         kinds = torch.jit.ScriptFunction, torch.jit.ScriptModule
-        return [str(s.inlined_graph) for s in held if isinstance(s, kinds) and hasattr(s, "inlined_graph")]
+        return [s for s in held if isinstance(s, kinds) and hasattr(s, "inlined_graph")]
 
     def _looked_for(self, is_module: bool, target: Any) -> list[tuple[Any, Any]]:
         if not is_module:
@@ -264,6 +283,31 @@ def _texts_in(code: types.CodeType) -> Iterator[str]:
     """The texts among what is written in code, names of arguments that it gives among them."""
     for held in _constants_in(code):
         yield from (each for each in (held if isinstance(held, tuple) else (held,)) if isinstance(each, str))
+
+
+def _goes_by_values(graph: Any) -> bool:
+    """Whether a scripted graph makes plain numbers or truths of values of tensors that it is given."""
+    todo = [v for n in _nodes_of(graph) if n.kind() in _SCRIPTED_VALUES for v in n.inputs()]
+    seen: set[int] = set()
+    while todo:
+        value = todo.pop()
+        node = value.node()
+        if value.unique() in seen or node.kind() in _SCRIPTED_FACTS:
+            continue
+        seen.add(value.unique())
+        if node.kind() == "prim::Param" and value.type().kind() in ("TensorType", "ListType", "TupleType"):
+            return True
+        todo += node.inputs()
+        todo += (v for block in node.blocks() for v in block.outputs())
+    return False
+
+
+def _nodes_of(block: Any) -> Iterator[Any]:
+    """The nodes of a scripted graph or block, those of blocks within as well."""
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _nodes_of(inner)
 
 
 def _numbers_scripted(graph: str) -> frozenset[int]:

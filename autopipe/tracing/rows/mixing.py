@@ -25,6 +25,7 @@ from ...arguments import brief
 from ...graph import Dim, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording
+from ..calls.describe import call_and_place
 from ..calls.faults import of_models
 from ..calls.labels import can_be_counted, label_options
 from ..code.leaves import asking
@@ -188,6 +189,8 @@ def _asked_of(form: _Form, found: _Found, evaluated: Evaluated | None, *, may_po
             by_order, form.code.model, form.form, form.given, form.dim, form.shapes, form.device, form.begin
         )
     said = said or if_told(by_class_weights, *form.told)
+    if not said and (said := _by_scripted(form)):
+        found.elsewhere = True
     if seen is not None and not said:
         run = partial(rows_of, *form.told)
         asked = Asked(**form.of, results=form.results, run=run, seen=seen, is_sure=is_sure)
@@ -195,6 +198,15 @@ def _asked_of(form: _Form, found: _Found, evaluated: Evaluated | None, *, may_po
         found.unasked = found.unasked or left
         found.beyond += [far] if far else []
     return said or (_by_noise(form) if seen is None or seen.is_noisy else "")
+
+
+def _by_scripted(form: _Form) -> str:
+    """In words, the first call whose scripted code goes by values, which nobody sees it read; or nothing."""
+    calls = (c for c in form.form.calls if form.code.is_own(c) and form.code.reads_unseen(c))
+    found = next(calls, None)
+    return (
+        "" if found is None else f"{call_and_place(found)} is scripted and goes by values of all rows at once"
+    )
 
 
 def _in_places(form: _Form, found: _Found, evaluated: Evaluated | None) -> tuple[str, Results | None, str]:

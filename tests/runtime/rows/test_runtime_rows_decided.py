@@ -85,3 +85,73 @@ def test_a_mean_over_labels_that_the_example_lacks(is_counted):
     torch.manual_seed(0)
     x = torch.randn(6, 4, dtype=torch.float64)
     assert captured_mixing(Judged(is_counted).double(), x, torch.arange(6) % 3).always
+
+
+@torch.jit.script
+def doubled_by_a_mean(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.mean() > 0 else x
+
+
+@torch.jit.script
+def grown_by_a_number(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(int(x.abs().max().item() * 0)):
+        x = x * 1.5
+    return x
+
+
+@torch.jit.script
+def halved_in_a_loop(x: torch.Tensor) -> torch.Tensor:
+    y = x
+    n = 0
+    while bool(y.norm() > 100.0) and n < 5:
+        y = y / 2
+        n += 1
+    return y
+
+
+@torch.jit.script
+def by_sizes(x: torch.Tensor) -> torch.Tensor:
+    y = x
+    for i in range(int(x.size(1) // 2)):
+        y = y + x[:, i : i + 1]
+    return y
+
+
+class ByItsWeights(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor):
+        return x * self.weight if bool(self.weight.sum() > 0) else x
+
+
+class ByItsInput(ByItsWeights):
+    def forward(self, x: torch.Tensor):
+        return x * self.weight if bool((x * self.weight).sum() > 0) else x
+
+
+class Around(nn.Module):
+    def __init__(self, code):
+        super().__init__()
+        self.a, self.code, self.b = nn.Linear(4, 4), code, nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.b(self.code(self.a(x)))
+
+
+@pytest.mark.parametrize(
+    ("code", "is_refused"),
+    [
+        (doubled_by_a_mean, True),
+        (grown_by_a_number, True),
+        (halved_in_a_loop, True),
+        (by_sizes, False),
+        (torch.jit.script(ByItsWeights()), False),
+        (torch.jit.script(ByItsInput()), True),
+    ],
+    ids=["truth", "number", "loop", "sizes", "weights", "layer"],
+)
+def test_scripted_code_that_goes_by_values_has_all_rows_at_once(code, is_refused):
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    assert bool(captured_mixing(Around(code), x).always) is is_refused
