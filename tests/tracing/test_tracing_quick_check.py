@@ -260,6 +260,9 @@ def test_what_files_hold_is_looked_at_again_where_one_has_changed_alone():
     assert glance.seen().in_dicts == (1, other, other)
     kept["b"], changing["a"] = 2, 3
     assert glance.seen().is_same(before)
+    glance.know(changing, frozenset({"a"}))
+    changing["a"] = other
+    assert glance.seen().in_dicts == (1, 2, other)
 
 
 @pytest.mark.parametrize("name", ["number", "unknown"])

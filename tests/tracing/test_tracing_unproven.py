@@ -40,11 +40,16 @@ def calls(func: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
     """The function called in the ways that its kind can be called in, rightly and wrongly."""
     by_shape = unproven._GIVEN[func]
     for x in tensors():
-        if by_shape is unproven._averaged:
+        if by_shape is unproven._reduced:
             yield lambda x=x: func(x)
             for dim, keep in itertools.product((0, -1, 1, 5, (0, 1), None), (False, True)):
                 yield lambda x=x, dim=dim, keep=keep: func(x, dim, keepdim=keep)
             yield lambda x=x: func(x, -1, dtype=torch.float64)
+        elif by_shape is unproven._normalised:
+            for p, dim in itertools.product((2, 1.5, 0, -1.0, float("inf")), (0, -1, 1, 5, (0, 1))):
+                yield lambda x=x, p=p, dim=dim: func(x, p, dim)
+            yield lambda x=x: func(x, dim=-1, eps=1e-3)
+            yield lambda x=x: func(x, dim=-1, out=torch.empty_like(x))
         elif by_shape is unproven._in_a_row:
             for y, dim in itertools.product(tensors(), (0, -2, 3)):
                 yield lambda x=x, y=y, dim=dim: func([x, y], dim)
@@ -61,7 +66,14 @@ def calls(func: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
                 yield lambda x=x, y=y: func(x, y)
 
 
-OWN = (unproven._changed, unproven._joined, unproven._averaged, unproven._in_a_row, unproven._mapped)
+OWN = (
+    unproven._changed,
+    unproven._joined,
+    unproven._reduced,
+    unproven._normalised,
+    unproven._in_a_row,
+    unproven._mapped,
+)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +116,38 @@ def test_a_layer_runs_without_data_in_the_grad_mode_it_is_called_in_and_writes_w
     layer.forward, x = forward, torch.empty(2, 4, device="meta", requires_grad=True)
     assert unproven._runs_without_data(layer, (x,), {"same": x}, None if grad is None else Region(grad))
     assert seen == [(grad is not False, True)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "n_runs"),
+    [
+        (functools.partial(functional.gelu, approximate="tanh"),) * 2 + (1,),
+        (functools.partial(functional.gelu, approximate="tanh"), functools.partial(functional.gelu), 2),
+        (functools.partial(torch.mul, other=1), functools.partial(torch.mul, other=1.0), 2),
+        (functools.partial(torch.mul, other=2), functools.partial(torch.mul, other=2), 1),
+        (functools.partial(torch.mul, other=2), functools.partial(torch.add, other=2), 2),
+        (functools.partial(torch.mul, other=[2]), functools.partial(torch.mul, other=[2]), 2),
+    ],
+)
+def test_layers_around_the_same_function_given_the_same_run_once_without_data(
+    first, second, n_runs, monkeypatch
+):
+    class Around(nn.Module):
+        def __init__(self, function):
+            super().__init__()
+            self.function = functools.partial(function.func, *function.args, **function.keywords)
+
+        def forward(self, x):
+            return self.function(x)
+
+    ran, runs = [], unproven._runs_without_data
+    monkeypatch.setattr(unproven, "_runs_without_data", lambda *given: ran.append(0) or runs(*given))
+    model = nn.Sequential(Around(first), Around(second))
+    proofs = unproven.Proofs(model, functools.partial(kind_of, model))
+    x = Call("placeholder", "x", value=torch.empty(2, 4, device="meta"))
+    for path in ("0", "1"):
+        proofs.of(Call("call_module", path, (x,)))
+    assert len(ran) == n_runs
 
 
 def test_a_layer_made_since_a_run_began_is_in_the_mode_that_it_is_in():

@@ -346,11 +346,11 @@ def answered_apart(
         number = chosen(batch)
         return None if number is None else forms[number]
 
-    for whole_batch, *each in (batches.values() for batches in two_rows(given, dim, device)):
-        whole = asked_by(whole_batch)
+    for batch_of in two_rows(given, dim, device):
+        whole = asked_by(batch_of("ab"))
         if whole is None or not any(said and of == id(whole) for (_, of), said in pairs.said.items()):
             continue  # none makes something else where all of it asks for this one
-        for one in map(asked_by, each):
+        for one in map(asked_by, map(batch_of, ("aa", "bb"))):
             said = pairs.said.get((id(one), id(whole)))
             if said and one and pairs.counts_alike(one, whole, tail):
                 mixed = dataclasses.replace(variation.mixing, always=said)

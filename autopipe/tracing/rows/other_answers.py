@@ -245,18 +245,15 @@ def _said(call: Call) -> str:
     return f"{call.target} {map_calls((call.args, call.kwargs), lambda given: given.name)}"
 
 
-def two_rows(given: _Batch, dim: Dim, device: torch.device) -> Iterator[dict[str, _Batch]]:
-    """Two rows a and b of the example and other data, as batches ``"ab"``, ``"aa"`` and ``"bb"``."""
+def two_rows(given: _Batch, dim: Dim, device: torch.device) -> Iterator[Callable[[str], _Batch]]:
+    """Two rows a and b of the example and other data, as what makes batches of them, such as ``"ab"``."""
     for other, row in ((given, -1), *((o, 0) for o in _of_other_data(given, device))):
-        ab = {n: torch.stack([given[n].select(a, 0), other[n].select(a, row)], a) for n, a in dim.where}
-        yield {
-            rows: {**given, **{n: ab[n].index_select(a, _places(rows, ab[n])) for n, a in dim.where}}
-            for rows in ("ab", "aa", "bb")
-        }
+        each = {n: (given[n].select(a, 0), other[n].select(a, row)) for n, a in dim.where}
+        yield functools.partial(_batch_of, given, dim, each)
 
 
-def _places(rows: str, of: Tensor) -> Tensor:
-    return torch.tensor(["ab".index(row) for row in rows], device=of.device)
+def _batch_of(given: _Batch, dim: Dim, each: Mapping[str, tuple[Tensor, Tensor]], rows: str) -> _Batch:
+    return {**given, **{n: torch.stack([each[n]["ab".index(row)] for row in rows], a) for n, a in dim.where}}
 
 
 def _others_like(given: _Batch, dim: Dim, device: torch.device) -> Iterator[_Batch]:

@@ -7,6 +7,9 @@ Code that stays whole may pick rows by what they hold. Checking such questions a
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -73,6 +76,9 @@ def _held(value: Any) -> Any:
     """What layers of one kind that hold it have in common; numbers and text are part of the kind."""
     if type(value) in _SIMPLE:
         return ()
+    if type(value) is functools.partial and not vars(value):
+        given = (*value.args, *itertools.chain(*value.keywords.items()))
+        return id(value.func), *((type(v), v) if type(v) in _SIMPLE else id(v) for v in given)
     return (type(value), *map(_held, value)) if isinstance(value, (tuple, list)) else id(value)
 
 
@@ -211,7 +217,7 @@ def _joined(input: Any = None, other: Any = None, /, *others: Any, **options: An
     return _empty(first, [next(iter(found), 1) for found in sizes])
 
 
-def _averaged(input: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
+def _reduced(input: Any, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
     if (
         options
         or type(dim) is not int
@@ -242,7 +248,17 @@ def _mapped(input: Any, weight: Any, bias: Any = None) -> Any:
     return _empty(input, (*input.shape[:-1], weight.shape[0]))
 
 
-_OF_ONE = ("cos", "exp", "neg", "rsqrt", "sigmoid", "sin", "sqrt", "tanh")
+def _normalised(
+    input: Any, p: Any = 2.0, dim: Any = 1, eps: Any = 1e-12, *others: Any, **options: Any
+) -> Any:
+    is_plain = all(type(v) in (int, float) for v in (p, eps)) and 0 < p < math.inf and type(dim) is int
+    is_there = is_plain and input.is_floating_point() and -input.dim() <= dim < input.dim()
+    if others or options or not is_there:
+        return NotImplemented
+    return _alike(input)
+
+
+_OF_ONE = ("cos", "exp", "neg", "rsqrt", "sigmoid", "sin", "sqrt", "square", "tanh")
 _OF_TWO = ("add", "div", "mul", "pow", "sub")
 _SYMBOLS = ("__add__", "__mul__", "__pow__", "__radd__", "__rmul__", "__sub__", "__truediv__")
 _HOMES = (torch, torch.Tensor)
@@ -250,7 +266,8 @@ _GIVEN: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: _attended,
     functional.linear: _mapped,
     torch.cat: _in_a_row,
-    **dict.fromkeys((torch.mean, torch.Tensor.mean), _averaged),
+    functional.normalize: _normalised,
+    **dict.fromkeys((torch.mean, torch.Tensor.mean, torch.sum, torch.Tensor.sum), _reduced),
     **dict.fromkeys((getattr(home, name) for home in _HOMES for name in _OF_ONE), _changed),
     **dict.fromkeys((getattr(home, name) for home in _HOMES for name in _OF_TWO), _joined),
     **dict.fromkeys((getattr(torch.Tensor, name) for name in _SYMBOLS), _joined),

@@ -61,7 +61,8 @@ class Glance:
     """
 
     _last: tuple[list[int], list[int], tuple[Any, ...]] | None
-    _in_files: list[tuple[int | None, tuple[Any, ...]]]
+    _in_files: list[tuple[Any, ...]]
+    _counts_in_files: Sequence[int]
     _starts: list[tuple[Any, ...]]
     _ways: dict[tuple[int, int], list[tuple[dict[Any, Any], Any, Any]]]
 
@@ -86,6 +87,7 @@ class Glance:
         self.cells = [c for c in cells if not isinstance(c, ArrayCell)]
         self.arrays = [(c, content(c)) for c in cells if isinstance(c, ArrayCell)]
         self.tensors = _Copies([_Copied(tensor, copy) for tensor, copy in copies])
+        self._counting = [*self.dicts, *(held for held, *_ in self.files)]
         self.forget()
 
     def include(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
@@ -129,21 +131,23 @@ class Glance:
 
     def _counted(self) -> list[int]:
         """How many changes each dict counts, and each file behind them; empty where none counts any."""
-        dicts = itertools.chain(self.dicts, (file for file, *_ in self.files))
-        return [*map(dict_version, dicts)] if dict_version is not None else []
+        return [*map(dict_version, self._counting)] if dict_version is not None else []
 
     def _named(self, counted: Sequence[int]) -> Iterator[Any]:
         """What files have under names, looked up again in those that have ``counted`` a change since."""
-        counts = counted[len(self.dicts) :] or itertools.repeat(None)
-        for place, (held, count) in enumerate(zip(self.files, counts, strict=False)):
-            if count is None or count != self._in_files[place][0]:
-                self._in_files[place] = count, _under_names(*held)
-        return itertools.chain.from_iterable(held for _, held in self._in_files)
+        before, self._counts_in_files = self._counts_in_files, counted[len(self.dicts) :]
+        if not (before and self._counts_in_files):
+            self._in_files = [_under_names(*held) for held in self.files]
+        elif before != self._counts_in_files:
+            for place, (count, then) in enumerate(zip(self._counts_in_files, before, strict=True)):
+                if count != then:
+                    self._in_files[place] = _under_names(*self.files[place])
+        return itertools.chain.from_iterable(self._in_files)
 
     def forget(self) -> None:
         """Let go of what was last seen, which may be about to be no more."""
         self._last = None
-        self._in_files = [(None, ()) for _ in self.files]
+        self._in_files, self._counts_in_files = [], ()
         self._starts, self._ways = [], {}
 
     def is_kept(self) -> bool:

@@ -456,8 +456,8 @@ def test_on_an_accelerator_no_row_points_out_of_a_table():
     dim = batch_dim(capture(Asking(lambda _, ids: bool((ids > 0).all())), (x, ids)).ops.dims)
     least = {
         kind: min(
-            int(batches["ab"]["ids"].min())
-            for batches in two_rows({"x": x, "ids": ids}, dim, torch.device(kind))
+            int(batch_of("ab")["ids"].min())
+            for batch_of in two_rows({"x": x, "ids": ids}, dim, torch.device(kind))
         )
         for kind in ("cpu", "cuda")
     }
