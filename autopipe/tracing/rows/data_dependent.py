@@ -149,9 +149,9 @@ class Watch:
                 found.update(map(id, self._given[id(call)]))
             noted.has_read = False
             alike.see(call, noted.done)
-            noted.done = []
             for shown_to in filter(None, (self.keep, look)):
                 shown_to(call, value)
+            noted.done = []  # what they did is none of the next call's
 
         alike = AlikeLayers(self._form)
         with _Noted(self._tables, self._n_rows, self.ran) as noted, self.ran:
