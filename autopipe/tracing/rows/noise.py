@@ -26,12 +26,27 @@ from ..state.state import generators, seed
 
 __all__ = ["EvenNoise", "NoDropout", "OwnNoise", "is_drawn", "may_draw"]
 
-_aten = torch.ops.aten
-_FILLS = (
-    _aten.bernoulli_.float, _aten.uniform_.default, _aten.normal_.default, _aten.exponential_.default,
-    _aten.rand.default, _aten.rand_like.default, _aten.randn.default, _aten.randn_like.default,
-)  # fmt: skip
-"""Ops that fill a tensor with what they draw, whatever it held."""
+_FILLING = frozenset({
+    "cauchy", "exponential", "geometric", "log_normal", "rand", "rand_like", "randn", "randn_like", "uniform",
+})  # fmt: skip
+"""Ops that fill a tensor with what they draw, whatever it held; in place too."""
+_WHOLE = frozenset({"multinomial", "randint", "randint_like", "random", "randperm"})
+"""Ops that draw whole numbers, which may be places."""
+_LEAVING_OUT = frozenset({"_fused_dropout", "native_dropout"})
+_EVEN: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    **dict.fromkeys(_FILLING, lambda given: 0.5),
+    "_sample_dirichlet": lambda given: given["self"] / given["self"].sum(-1, keepdim=True),
+    "_standard_gamma": lambda given: given["self"],
+    "bernoulli": lambda given: given.get("p", given["self"]),
+    "binomial": lambda given: given["count"] * given["prob"],
+    "normal": lambda given: given["mean"] + given["std"] / 2,
+    "poisson": lambda given: given["self"],
+}
+"""What ops give where all that is drawn is one number, by what they are given."""
+_SHARES = frozenset({"dropout", "dropout_p"})
+"""The arguments of other ops that say how much to leave out."""
+_BETWEEN = frozenset({"lower", "upper"})
+"""The arguments of those that draw slopes, between which these are."""
 
 _MOST_DRAWN = 1 << 14
 """So often code draws at the most in one run, as to drop states of each step of a long sequence."""
@@ -125,9 +140,9 @@ def is_drawn(device: torch.device) -> bool:
 class EvenNoise(TorchDispatchMode):
     """Within it all that is drawn is one number, and dropout leaves out nothing.
 
-    Raises :class:`ValueError` where an op draws otherwise than to fill a tensor; where it is of ``any_op``,
-    that gives one number too: 0 of whole ones, as these may be places. And where code draws so often that it
-    may wait for another number.
+    Raises :class:`ValueError` where an op draws whole numbers, as these may be places, or is not known; where
+    it is of ``any_op``, that gives one number too, 0 of whole ones. And where code draws so often that it may
+    wait for another number.
 
     Attributes
     ----------
@@ -157,20 +172,27 @@ class EvenNoise(TorchDispatchMode):
         if self._n_drawn > _MOST_DRAWN:
             raise ValueError("what goes by what it draws may draw for ever where that is one number")
         self.is_of_rows &= self._dropout.is_inside
-        if func in _FILLS:
-            is_bernoulli = func is _aten.bernoulli_.float
-            self.is_dropout &= is_bernoulli
-            # torch leaves out a probability that is the default
-            return func(*args, **kwargs).fill_(args[1] if is_bernoulli and len(args) > 1 else 0.5)
-        if func is _aten.native_dropout.default:
+        packet, given = func.overloadpacket.__name__, _named(func, args, kwargs)
+        name = packet.removesuffix("_functional").removesuffix("_")
+        if name in _LEAVING_OUT:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if name in _EVEN:
+            self.is_dropout &= packet == "bernoulli_" and not isinstance(given["p"], Tensor)
+            even = _EVEN[name](given)  # ahead of what it writes
+            made = func(*args, **kwargs)
+            return made.copy_(even) if isinstance(even, Tensor) else made.fill_(even)
+        if shares := _SHARES & given.keys():
+            return func(**{**given, **dict.fromkeys(shares, 0.0)})
+        if given.keys() >= _BETWEEN:
+            middle = (given["lower"] + given["upper"]) / 2
+            return func(**{**given, **dict.fromkeys(_BETWEEN, middle)})
         drawn = generators(self._device)
         made = func(*args, **kwargs)
-        if generators(self._device) != drawn:
+        if generators(self._device) != drawn or given.get("generator") is not None:
             if not self._any_op:
                 raise ValueError(f"{func} draws noise that may go by rows")
             for tensor in tensors(made):
-                tensor.fill_(0.5 if tensor.is_floating_point() or tensor.is_complex() else 0)
+                tensor.fill_(0 if name in _WHOLE or not _is_of_fractions(tensor) else 0.5)
         return made
 
 
@@ -218,7 +240,17 @@ class _InDropout(HiddenMode):
 @functools.cache
 def may_draw(func: Any) -> bool:
     """Whether an op may draw; its tags are slow to ask for."""
-    return func in _FILLS or torch.Tag.nondeterministic_seeded in func.tags
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def _named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of an op by name, with those that it has of itself."""
+    given = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
+    return {**given, **dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
+
+
+def _is_of_fractions(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _copy(leaf: Any) -> Any:
