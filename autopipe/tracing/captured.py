@@ -279,10 +279,11 @@ class Capture:
         """Whether ops of these ``names`` leave something else when they run again, as counts in attributes.
 
         Of layers that stay whole; of any, what others may share, as a random generator that they draw from.
-        What open code leaves in tensors is taken to be that of any ops; the numbers there are set for each
-        call, and buffers are put back by who runs ops again.
+        Or draw other numbers then, as the system has none twice. What open code leaves in tensors is taken to
+        be that of any ops; the numbers there are set for each call, and buffers are put back by who runs ops
+        again.
         """
-        if any(n.name in names for n in self._nodes if n.meta.get("shares")):
+        if any(n.name in names for n in self._nodes if n.meta.get("runs_once")):
             return True
         left = {
             n

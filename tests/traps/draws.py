@@ -54,6 +54,30 @@ def branch_by_the_systems_numbers(self: Any, x: Tensor) -> Tensor:
     return self.run(x * 2 if random.SystemRandom().random() < 0.01 else x)
 
 
+@trap("refused")
+def branch_by_pythons_generator_without_a_seed(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if random.Random().random() < 0.01 else x)
+
+
+@trap("refused")
+def branch_by_bytes_of_the_system(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if os.urandom(1)[0] < 3 else x)
+
+
+def _made_without_a_seed() -> random.Random:
+    return random.Random()
+
+
+@trap("refused")
+def branch_by_a_generator_that_a_function_makes(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * 2 if _made_without_a_seed().random() < 0.01 else x)
+
+
+@trap()
+def pythons_generator_made_with_a_seed(self: Any, x: Tensor) -> Tensor:
+    return self.run(x * random.Random(0).random())
+
+
 @trap()
 def generator_made_with_a_seed(self: Any, x: Tensor) -> Tensor:
     return self.run(x * float(np.random.default_rng(0).random()))

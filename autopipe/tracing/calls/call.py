@@ -62,6 +62,7 @@ class Call:
     keeps: the leaf has kept something of an earlier call of this run, which this one goes by.
     shares: what it changes that others may: random generators of the model's own, what classes hold; by name.
     stream: where its random numbers come from, where it draws any.
+    draws_anew: it draws numbers that it cannot have again: of the system, or from a generator made within it.
     is_check: it raises where its argument is not what it was at capture, and gives nothing.
     is_frozen: it gives or holds weights that take no gradient, and could.
     uncounted: the places of tuples, lists and dicts in its value that are read by written places alone.
@@ -92,6 +93,7 @@ class Call:
     keeps: bool = False
     shares: frozenset[str] = frozenset()
     stream: Stream | None = None
+    draws_anew: bool = False
     is_frozen: bool = False
     uncounted: frozenset[tuple[int | str, ...]] = frozenset()
     frees: bool = False

@@ -28,7 +28,7 @@ from .callees import callee
 from .restart import Function, Method, Statement
 from .statements import rewritten
 
-__all__ = ["Recorded", "drawing", "innermost", "outermost", "replaced"]
+__all__ = ["SYSTEM", "Recorded", "drawing", "innermost", "outermost", "replaced"]
 
 _OTHERS = (
     f"{pathlib.Path(__file__).parents[1]}{os.sep}",
@@ -40,27 +40,32 @@ _GENERATORS = (np.random, np.random.mtrand._rand), (random, random._inst)
 """Modules whose functions are methods of one global generator, with it."""
 
 _OF_STATE = frozenset({"seed", "get_state", "set_state", "getstate", "setstate"})
-_OF_SYSTEM = "_urandom"
-"""What ``random`` draws of the system, for ``SystemRandom`` and generators of numpy without a seed."""
+_OF_SYSTEM = (os, "urandom"), (random, "_urandom"), (random.Random, "seed")
+"""What draws of the system: for ``SystemRandom``, ``secrets`` and generators without a seed, numpy's too."""
+SYSTEM = "the system"
+"""What is said to draw then."""
 
 
-_Draws = list[tuple[types.ModuleType, str, Callable[..., Any]]]
+_Draws = list[tuple[Any, str, Callable[..., Any]]]
 _known_draws: list[tuple[list[Any], _Draws]] = []
-"""What modules held when it was last looked for functions that draw, and these."""
+"""What modules and classes held when it was last looked for functions that draw, and these."""
 
 
 def _draws() -> _Draws:
-    """Every function that draws from a global generator or the system: its module, name and itself."""
+    """Every function that draws from a global generator or the system: its owner, name and itself."""
+    of_system = [(owner, name, vars(owner)[name]) for owner, name in _OF_SYSTEM]
     held = [value for module, _ in _GENERATORS for pair in vars(module).items() for value in pair]
+    held += [value for *_, value in of_system]
     for known, draws in _known_draws:
         if are_same(held, known):
             return draws
-    found = [
+    found: _Draws = [
         (module, name, value)
         for module, generator in _GENERATORS
         for name, value in vars(module).items()
-        if name == _OF_SYSTEM or (getattr(value, "__self__", None) is generator and name not in _OF_STATE)
+        if getattr(value, "__self__", None) is generator and name not in _OF_STATE
     ]
+    found += of_system
     _known_draws[:] = [(held, found)]
     return found
 
@@ -205,13 +210,13 @@ def _rerouted(function: types.FunctionType, on_function: Callable[..., Any]) -> 
 
 @contextlib.contextmanager
 def drawing(notice: Callable[[str], None], kinds: Collection[type]) -> Iterator[None]:
-    """Calls ``notice(name)`` before each draw from numpy's or Python's global generator meanwhile.
+    """Calls ``notice(name)`` before each draw from numpy's or Python's generator, or the system, meanwhile.
 
     By whatever name the files of the model's classes, the ``kinds`` of its modules, have the function.
     """
     originals = _draws()
     noticed = {id(o): _noticed(o, m, n) for m, n, o in originals}
-    places = [(vars(m), n, o) for m, n, o in originals]
+    places = [*originals]
     classes = {cls for kind in kinds for cls in kind.__mro__}
     for file in {cls.__module__ for cls in classes}:
         namespace = vars(sys.modules.get(file, types))
@@ -219,13 +224,20 @@ def drawing(notice: Callable[[str], None], kinds: Collection[type]) -> Iterator[
             places += [(namespace, n, v) for n, v in namespace.items() if id(v) in noticed]
     _noticing.append(notice)
     try:
-        for namespace, name, original in places:
-            namespace[name] = noticed[id(original)]
+        for owner, name, original in places:
+            _put(owner, name, noticed[id(original)])
         yield
     finally:
-        for namespace, name, original in places:
-            namespace[name] = original
+        for owner, name, original in places:
+            _put(owner, name, original)
         _noticing.remove(notice)
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, dict):
+        owner[name] = value
+    else:
+        setattr(owner, name, value)
 
 
 _noticing: list[Callable[[str], None]] = []
@@ -233,13 +245,19 @@ _noticing: list[Callable[[str], None]] = []
 
 
 @functools.cache
-def _noticed(original: Callable[..., Any], module: types.ModuleType, name: str) -> Callable[..., Any]:
+def _noticed(original: Callable[..., Any], owner: Any, name: str) -> Callable[..., Any]:
     """What stands in the place of a function that draws: made once, as there are many."""
-    shown = "the system" if name == _OF_SYSTEM else f"{module.__name__}.{name}"
+    shown = SYSTEM if (owner, name) in _OF_SYSTEM else f"{owner.__name__}.{name}"
+    is_seeding = owner is random.Random
 
     def draw(*args: Any, **kwargs: Any) -> Any:
-        if _noticing:
+        if _noticing and not (is_seeding and _is_seeded(*args[1:], **kwargs)):
             _noticing[-1](shown)
         return original(*args, **kwargs)
 
     return draw
+
+
+def _is_seeded(a: Any = None, *_: Any, **__: Any) -> bool:
+    """Whether a generator of Python is given a seed, and does not ask the system for one."""
+    return a is not None

@@ -34,6 +34,8 @@ _SKIPPED = (
 )
 _OUTSIDE = tuple(f"{pathlib.Path(__file__).parents[2] / room}{os.sep}" for room in ("api", "runtime"))
 """What has a model run: code behind it is none of the model's."""
+_IMPORTING = "<frozen importlib"
+"""Where Python's own code is that imports."""
 _LAYERS = (f"{_SKIPPED[1]}nn{os.sep}", f"{_SKIPPED[1]}autograd{os.sep}functional.py")
 """Torch's own code that does as a model's would."""
 
@@ -111,6 +113,10 @@ class Position:
                 name = frame.f_code.co_name
                 yield frame
             frame = frame.f_back
+
+    def is_importing(self) -> bool:
+        """Whether what runs now is imported, which is done once."""
+        return any(frame.f_code.co_filename.startswith(_IMPORTING) for frame in self._frames())
 
     def is_said(self) -> bool:
         """Whether the text that is being made only tells people: of an error, a warning, a log."""

@@ -34,8 +34,8 @@ def graph(recording: Recording) -> fx.Graph:
             node.meta["recompute"] = True
         if call.stream is not None:  # an op may draw in the other form alone
             node.meta["stream"] = call.stream
-        if call.shares:
-            node.meta["shares"] = call.shares
+        if call.shares or call.draws_anew:
+            node.meta["runs_once"] = True
         nodes[id(call)] = node
     for memory in written(recording.calls):
         names = frozenset(c.name for c in memory.together)

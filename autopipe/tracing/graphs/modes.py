@@ -223,7 +223,7 @@ def _do_as_in_either(pairs: Sequence[tuple[Call, Call]]) -> None:
         same.update({s: same.get(s, frozenset()) | t.storages for s in e.storages})
     for t, e in pairs:
         t.is_random, t.keeps = t.is_random or e.is_random, t.keeps or e.keeps
-        t.shares |= e.shares
+        t.shares, t.draws_anew = t.shares | e.shares, t.draws_anew or e.draws_anew
         t.stream = t.stream or e.stream
         if t.stream is not None and e.stream is not None and e.stream.is_outside:
             t.stream = dataclasses.replace(t.stream, is_outside=True)

@@ -24,7 +24,7 @@ from ..calls.call import UNSAFE, Call, Depends
 from ..calls.faults import of_models
 from ..calls.named import Setter
 from ..calls.streams import Stream
-from ..code import checks, standins
+from ..code import checks, opaque, standins
 from ..code.may_write import may_write
 from ..code.position import Position
 from ..code.restart import CloseModule, KeepFunction, OpenLeaf, Statement
@@ -51,13 +51,17 @@ class Performer(Protocol):
 
 
 class OpaqueCalls:
-    """Records calls of code that stays whole; ``here`` gives the stream of draws at this place."""
+    """Records calls of code that stays whole; ``here`` gives the stream of draws at this place.
+
+    ``n_anew`` is how often numbers were drawn that nobody can have again: of the system, or from a generator
+    that code has made.
+    """
 
     def __init__(
         self, at: Position, ledger: Ledger, performer: Performer, here: Callable[[], Stream], foreign: Foreign
     ) -> None:
         self.at, self.ledger, self.performer, self.here, self.foreign = at, ledger, performer, here, foreign
-        self._n_drawn = 0
+        self._n_drawn = self.n_anew = 0
 
     def drawn_outside(self) -> tuple[Any, ...]:
         """What is another once something draws from Python's or numpy's generator.
@@ -247,13 +251,16 @@ class OpaqueCalls:
                 return run(*args, **kwargs)
 
         result = self.performer.perform(call, watched, actual)
-        if self.note_outside(call, before):
-            looking.is_met = True
+        is_drawn = self.note_outside(call, before)
+        looking.is_met |= is_drawn
         for value in flatten(result)[0]:
             if isinstance(value, np.ndarray):
                 self.ledger.bind(value, call)
             elif isinstance(value, (bool, int, float, str)):
                 self.at.refuse(call.depends, f"{describe.expression(call)} ({value!r} here)", call.source)
+            elif is_drawn and _is_other(value):
+                what = f"the {type(value).__name__} that {describe.expression(call)} gives"
+                self.at.refuse(call.depends, what, call.source)
         if looking.is_met and _may_be_nothing(call) and (places := checks.nothings(result)):
             self.ledger.expect_nothing(call, places)
         return result
@@ -381,10 +388,13 @@ class OpaqueCalls:
         return self.custom(named.Named(copy.copy), copy.copy, (tensor,), {})
 
     def outside_draw(self, name: str) -> None:
-        """Code outside torch is about to draw a random number."""
+        """Code outside torch is about to draw a random number; what is imported may draw of the system."""
+        if name == opaque.SYSTEM and self.at.is_importing():
+            return
         if self.at.is_recorded:
             self.at.keep_whole(f"{self.at.source()}: {name} draws a random number", self.at.running())
         self._n_drawn += 1
+        self.n_anew += name == opaque.SYSTEM
 
     def refuse_backward(self) -> NoReturn:
         """The model's own code runs a backward, whose gradients land where no graph shows them."""
@@ -419,6 +429,11 @@ def _is_function(value: Any) -> bool:
 def _may_be_nothing(call: Call) -> bool:
     """Whether data may have decided that a call gives nothing."""
     return bool(call.depends & UNSAFE) and not (call.writes or call.has_effect)
+
+
+def _is_other(value: Any) -> bool:
+    """Whether a value is an object that no recording follows, which may go by what was drawn."""
+    return not (value is None or isinstance(value, (torch.Tensor, torch.dtype, torch.device)))
 
 
 def _is_spent(value: Any) -> bool:

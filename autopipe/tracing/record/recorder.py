@@ -245,6 +245,9 @@ class Recorder(TorchFunctionMode):
 
     def look_inside(self, func: Any, args: Any, kwargs: Any) -> None:
         """A function of torch is called by code that is not recorded."""
+        given = kwargs.get("generator") if kwargs else None
+        if isinstance(given, torch.Generator) and given not in (torch.default_generator, self.draws.own):
+            self.opaque.n_anew += 1
         self.handed_inside.note(func, args)
         self.foreign.note(func, args, kwargs)
 
@@ -385,7 +388,8 @@ class Recorder(TorchFunctionMode):
         call.mutated = self.changed(buffers, module, path)
         if not (isinstance(result, torch.Tensor) or module._forward_hooks):
             call.uncounted = uncounted(module, call.value)
-        if twins is not None and key is not None and copied is None and not (is_outside or call.shares):
+        is_own = is_outside or call.shares or call.draws_anew
+        if twins is not None and key is not None and copied is None and not is_own:
             draws = self.streams.since(counts, inside)
             if draws is not None:
                 twins.keep(key, call, result, actual, draws if call.is_random else None)
@@ -521,9 +525,9 @@ class Recorder(TorchFunctionMode):
             self.streams.note()
         args, kwargs = functions.on_one_device(actual) if self.ledger.device.type == "meta" else actual
         self.handed_inside.forget()
-        unsaid_before = self.handed.written()
+        unsaid_before, n_anew = self.handed.written(), self.opaque.n_anew
         result = run(*args, **kwargs)
-        call.shares = self.generators.drawn()
+        call.shares, call.draws_anew = self.generators.drawn(), self.opaque.n_anew != n_anew
         if isinstance(result, torch.Tensor) and result.is_nested:
             self.at.refuse_nested()
         call.is_random = self.draws.drawn()
