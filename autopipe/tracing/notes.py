@@ -17,8 +17,8 @@ def notes_on(made: CaptureForms) -> Iterator[str]:
     """Of what a call does beside what it returns, all that a step does otherwise."""
     if untold := made.variation.mixing.said_untold:
         yield untold
-    if by_call := made.variation.mixing.said_by_call:
-        yield by_call
+    mixing = made.variation.mixing
+    yield from filter(None, (mixing.said_by_call, mixing.said_in_evaluation))
     written = [name for forms in made.forms.values() for name in names_written(forms[0].output)]
     if written:
         yield (

@@ -71,8 +71,9 @@ class MixedRows:
         self._follow_layers(batch, may_ask=may_ask)
         found, tail = self._mixing, self._tail
         always, training = found.always, found.training or ("" if found.by_call else found.carried)
+        in_evaluation = "" if found.evaluation.by_call else found.evaluation.carried
         if self._is_whole:
-            always, training = "", tail.before
+            always, training, in_evaluation = "", tail.before, ""
             self._check_given()
             self._check_taken(batch)
         forms = self._capture.forms[self._model.training]
@@ -86,6 +87,9 @@ class MixedRows:
             (f"{what}, on more than {n} rows" for n, what in limits if sum(batch.rows) > n), ""
         )
         less = f"in training: {training}" if training and self._model.training else ""
+        less = less or (
+            f"in evaluation: {in_evaluation}" if in_evaluation and not self._model.training else ""
+        )
         backwards = (m.backward for m in (found, *others) if m.backward and has_backward)
         less = less or next(backwards, "") or self._by_mode
         name = type(self._model).__name__
@@ -110,9 +114,10 @@ class MixedRows:
                 name,
                 always or less,
             )
-        if found.by_call and self._model.training and not self._warned:
+        said = found.said_by_call if self._model.training else found.said_in_evaluation
+        if said and not self._warned:
             self._warned = True
-            _logger.warning("%s: %s", name, found.said_by_call)
+            _logger.warning("%s: %s", name, said)
         if found.said_untold and not self._warned:
             self._warned = True
             _logger.warning("%s: %s", name, found.said_untold)
@@ -125,7 +130,7 @@ class MixedRows:
         if training in self._drawn:
             return
         asked = (op for op in ops.compute if op.mode in ("both", "train" if training else "eval"))
-        inside = self._mixing.shared_draws
+        inside = self._mixing.shared_draws if training else self._mixing.evaluation.shared_draws
         places = [op.source or op.name for op in asked if _is_drawn_for_all(ops, op, inside)]
         drawn = ", ".join(dict.fromkeys(places[:3]))
         if drawn and drawn not in self._drawn.values():

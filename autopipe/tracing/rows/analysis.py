@@ -19,7 +19,7 @@ from ..calls.labels import LabelsSeen, counted_apart, several_counts, shares_are
 from ..inputs.packing import apart
 from ..runs.session import Session
 from ..sizes.dims import axis_of
-from ..sizes.variation import Mixing, Tail, Variation
+from ..sizes.variation import InEvaluation, Mixing, Tail, Variation
 from .backwards import OwnBackwards, mixed_in_backward
 from .held_back import RowGradients, holds_back
 from .mixing import mixing, pairs_of_rows, rows_of
@@ -70,9 +70,8 @@ def with_rows_of_the_example(
     found = known.mixing if known else mixing(session.code, *told, session.start, own, takes=takes)
     others, calls = "", None
     if not (known or found.points):
-        told_of = session.code, forms[True], given, loose, session.device, session.start
-        snapshot = session.runs.snapshot
-        calls = CallsInTurn(*told_of, lambda: snapshot.is_unchanged, snapshot.reached.own_generators)
+        again, calls = (_in_turn(session, forms, given, loose, training=flag) for flag in (False, True))
+        found = dataclasses.replace(found, evaluation=InEvaluation(by_call(again), carried_by(again)))
         written = by_call(calls) if calls.carrying or not found.training else ()
         said, left = ((), written) if found.training else (written, ())
         found = dataclasses.replace(found, by_call=said, left=left, carried=carried_by(calls))
@@ -107,6 +106,9 @@ def with_rows_of_the_example(
         # what writes in the tail runs once; batch norm ahead of it is told of as such
         left = () if found.carried or tail.before else _left_ahead(forms[True], found.by_call, tail)
         found = dataclasses.replace(found, by_call=left)
+    if (in_evaluation := found.evaluation).by_call and tail.ops:
+        left = () if in_evaluation.carried else _left_ahead(forms[False], in_evaluation.by_call, tail)
+        found = dataclasses.replace(found, evaluation=dataclasses.replace(in_evaluation, by_call=left))
     if not all(_moves_inside(form, tail) for form in forms.values()):
         found = dataclasses.replace(found, by_call=tuple(dict.fromkeys((*found.by_call, *moved))))
     if remade := sorted(session.runs.repeats.remade):
@@ -121,11 +123,47 @@ def with_rows_of_the_example(
         tail = Tail(obstacle=_OF_OTHERS)
     if not known:
         found = _of_one_row(session, forms, given, loose, tail, found)
-        run = _on_two(session, forms[True], given, variation, dims)
-        if run is not None and variation.takes_rows(3):
-            drawn = shared_draws(session.code, forms[True], run, session.device)
-            found = dataclasses.replace(found, shared_draws=drawn)
+        told_of = session, given, variation, dims
+        drawn = {flag: _shared_draws(form, *told_of, training=flag) for flag, form in forms.items()}
+        in_evaluation = dataclasses.replace(found.evaluation, shared_draws=drawn[False])
+        found = dataclasses.replace(found, shared_draws=drawn[True], evaluation=in_evaluation)
     return dataclasses.replace(variation, mixing=found, tail=tail)
+
+
+def _in_turn(
+    session: Session,
+    forms: Mapping[bool, Recording],
+    given: Mapping[str, torch.Tensor],
+    variation: Variation,
+    *,
+    training: bool,
+) -> CallsInTurn:
+    snapshot = session.runs.snapshot
+    told_of = session.code, forms[training], given, variation, session.device, session.start
+    generators = snapshot.reached.own_generators
+    return CallsInTurn(
+        *told_of,
+        lambda: snapshot.is_unchanged,
+        generators,
+        training=training,
+        is_moved=lambda: training in snapshot.moved,
+    )
+
+
+def _shared_draws(
+    form: Recording,
+    session: Session,
+    given: Mapping[str, torch.Tensor],
+    variation: Variation,
+    dims: Sequence[Dim],
+    *,
+    training: bool,
+) -> tuple[str, ...]:
+    """See :func:`shared_draws`; nothing where the form does not run on two rows and on three."""
+    run = _on_two(session, form, given, variation, dims, training)
+    if run is None or not variation.takes_rows(3):
+        return ()
+    return shared_draws(session.code, form, run, session.device)
 
 
 def _left_ahead(form: Recording, names: Sequence[str], tail: Tail) -> tuple[str, ...]:
@@ -191,12 +229,16 @@ def _on_two(
     given: Mapping[str, torch.Tensor],
     variation: Variation,
     dims: Sequence[Dim],
+    training: bool | None = None,
 ) -> Rows | None:
-    """What runs a form on two rows alone, or on few; None where it does not, or no rows are told apart."""
+    """What runs a form on two rows alone, or on few; None where it does not, or no rows are told apart.
+
+    In the mode that it is of, or another that it is for too.
+    """
     dim = batch_dim(dims)
     if dim is None or dim.packed or session.device.type == "meta" or not variation.takes_rows(2):
         return None
-    start = functools.partial(session.start, form.training)
+    start = functools.partial(session.start, form.training if training is None else training)
     return rows_of(session.model, form, given, dim, session.device, start, alone=True)
 
 

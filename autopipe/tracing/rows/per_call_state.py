@@ -51,9 +51,10 @@ _Look = Callable[["CallsInTurn"], _T]
 
 
 class CallsInTurn:
-    """A training ``form`` called on batches one after another; ``start`` sets mode and state ahead of them.
+    """A ``form`` called on batches one after another, in ``training`` or not; ``start`` sets mode and state.
 
-    ``is_unchanged`` tells whether all is as it set it but for large weights: False where that is not known.
+    ``is_unchanged`` tells whether all is as it set it but for large weights: False where that is not known;
+    ``is_moved`` whether runs in this mode were seen to leave anything otherwise, likewise.
     ``generators``, by name, are random ones of the model's own, which draw in code that stays whole.
 
     Attributes
@@ -72,13 +73,18 @@ class CallsInTurn:
         start: Callable[[bool], None],
         is_unchanged: Callable[[], bool] = lambda: False,
         generators: Sequence[tuple[str, Any]] = (),
+        *,
+        training: bool = True,
+        is_moved: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._is_unchanged, self.generators = is_unchanged, generators
-        self.model, self.form, self.given, self._device, self._start = code.model, form, given, device, start
+        self._is_unchanged, self._is_moved, self.generators = is_unchanged, is_moved, generators
+        self.model, self.form, self.given, self._device = code.model, form, given, device
+        self._start, self._training = functools.partial(start, training), training
         self.dim, self.variation = batch_dim(variation.dims), variation
         self.written = buffers_written(code.model, [form])
         self.writing = [c for c in form.calls if _may_write(code, c)]
         self.carrying = carriers(code, form)
+        self._has_own = any(map(code.is_own, form.calls))
         self.asking = [
             c
             for c in form.calls
@@ -91,7 +97,7 @@ class CallsInTurn:
 
         Averages that have come where they lead, as one of weights begins as these, are put off that.
         """
-        self._start(True)
+        self._start()
         for buffer in (b for n, b in self.model.named_buffers() if n in self.written):
             if buffer.is_floating_point():
                 buffer.mul_(_AWAY)
@@ -119,7 +125,7 @@ class CallsInTurn:
         self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
         """What the batch given gives where weights have these gradients, and by what those would grow."""
-        self._start(True)
+        self._start()
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient
         with torch.enable_grad():
@@ -138,6 +144,11 @@ class CallsInTurn:
         return self.after(self.given, self.other)
 
     @functools.cached_property
+    def is_moved(self) -> bool:
+        """Whether calls were seen to leave anything otherwise, as code in layers that stay whole may."""
+        return self._has_own and self._is_moved()
+
+    @functools.cached_property
     def may_leave(self) -> bool:
         """Whether a call may leave anything: not where it only names what writes, and two leave nothing.
 
@@ -145,6 +156,8 @@ class CallsInTurn:
         """
         if self.dim is None or self.dim.packed or self._device.type == "meta":
             return False
+        if not self._training:
+            return self.is_moved
         if (
             self.form.keeps
             or self.written
@@ -153,7 +166,7 @@ class CallsInTurn:
         ):
             return True
         if not self.writing:
-            return False
+            return self.is_moved
         try:
             if self._leaves_all():
                 return False
@@ -166,7 +179,7 @@ class CallsInTurn:
     def _leaves_all(self) -> bool:
         """Whether two batches are seen to leave everything as it was, once all that may write has run."""
         weights = [self.model.get_parameter(name) for name in self._weights]
-        self._start(True)
+        self._start()
         before = [weight.detach().clone() for weight in weights]
         for batch in (self.given, self.other):
             self._run_writing(batch)
@@ -222,7 +235,7 @@ def by_call(calls: CallsInTurn) -> tuple[str, ...]:
     """
     dim, given = calls.dim, calls.given
     # what a layer that stays whole keeps for its next call is written, too
-    may_write = calls.form.keeps or calls.writing or calls.written or calls.generators
+    may_write = calls.form.keeps or calls.writing or calls.written or calls.generators or calls.is_moved
     is_asked = calls.may_leave and may_write
     if dim is None or not is_asked or not calls.variation.takes_rows(2 * dim.example):
         return ()
@@ -243,7 +256,7 @@ def carried_by(calls: CallsInTurn) -> str:
 
     Where anything may carry it: what a batch gives is to be the same behind another.
     """
-    if not (calls.carrying and calls.may_leave):
+    if not ((calls.carrying or calls.is_moved) and calls.may_leave):
         return ""
     try:
         behind, alone = calls.in_turn[1], calls.after(calls.other)[1]
@@ -255,7 +268,8 @@ def carried_by(calls: CallsInTurn) -> str:
     pairs = zip(tensors(behind), tensors(alone), strict=True)
     if (behind or alone) and all(a.shape == b.shape and is_close(a, b, EQUAL) for a, b in pairs):
         return ""
-    names = [*calls.written] or sorted({c.path for c in calls.form.calls if c.name in calls.carrying})
+    paths = sorted({c.path for c in calls.form.calls if c.name in calls.carrying})
+    names = [*calls.written] or paths or ["something"]
     return f"one call leaves {', '.join(names[:3])} for the next, which goes by it"
 
 

@@ -20,7 +20,16 @@ from ..inputs.arguments import Inputs
 from ..inputs.packing import packed_fault
 from .guards import SIGNS
 
-__all__ = ["Check", "Fixed", "Mixing", "Tail", "Variation"]
+__all__ = ["Check", "Fixed", "InEvaluation", "Mixing", "Tail", "Variation"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InEvaluation:
+    """What each call does in evaluation: see :class:`Mixing`, which has as much of training."""
+
+    by_call: tuple[str, ...] = ()
+    carried: str = ""
+    shared_draws: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +53,7 @@ class Mixing:
     one, or fails there: microbatches then have two or more. ``beyond``: how many rows nothing mixes, where
     something mixes more of them, and what. ``untold`` says why it could not be told whether rows depend on
     one another, ``unasked`` of how many it was not asked, and why. ``shared_draws``: names of the ops, of
-    code that stays whole, which draw numbers that are of no row.
+    code that stays whole, which draw numbers that are of no row. ``evaluation`` has as much of that.
     """
 
     always: str = ""
@@ -67,6 +76,7 @@ class Mixing:
     untold: str = ""
     unasked: str = dataclasses.field(default="", compare=False)
     shared_draws: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    evaluation: InEvaluation = dataclasses.field(default_factory=InEvaluation, compare=False)
 
     @property
     def said_untold(self) -> str:
@@ -88,14 +98,23 @@ class Mixing:
     @property
     def said_by_call(self) -> str:
         """What ``by_call`` means for a step, in words; empty where there is none."""
-        if not self.by_call:
-            return ""
-        more = f" and {len(self.by_call) - 3} more" if len(self.by_call) > 3 else ""
-        return (
-            f"a forward in training changes {', '.join(self.by_call[:3])}{more} at each call, and a step "
-            "calls it once for each microbatch, so that these end otherwise than after one call on the whole "
-            "batch; n_microbatches=1 makes them the same"
-        )
+        return _said_by_call(self.by_call, "training", "a step")
+
+    @property
+    def said_in_evaluation(self) -> str:
+        """What that of ``evaluation`` means there, in words; empty where there is none."""
+        return _said_by_call(self.evaluation.by_call, "evaluation", "the runtime")
+
+
+def _said_by_call(names: tuple[str, ...], mode: str, what: str) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f"a forward in {mode} changes {', '.join(names[:3])}{more} at each call, and {what} calls it once "
+        "for each microbatch, so that these end otherwise than after one call on the whole batch; "
+        "n_microbatches=1 makes them the same"
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -97,6 +97,8 @@ class Snapshot:
         self.glance = self.beside.glance([*containers], [*self.tensors.values()])
         self._switches_flags_alone: bool | None = None
         self.begun: dict[bool, Seen] = {}
+        self.moved: set[bool] = set()
+        """The modes in which some run was seen to leave anything otherwise, as a run after it began."""
         self.modes_begun: dict[bool, dict[int, bool]] = {}
         """By the model's mode, those of its modules, by their ids, where a run begins in it."""
         if not self.scripted:
@@ -166,13 +168,17 @@ class Snapshot:
     def _put_back(self, training: bool, seen: Seen | None = None) -> None:
         """Put everything back to where a run in a mode starts, if it is known, or as it was found."""
         then, is_kept = self.begun.get(training), seen is not None or self.glance.is_kept_but_tensors()
-        if then is None or not is_kept or not self.glance.put(seen or self.glance.seen(), then):
+        now = seen or self.glance.seen()
+        written = [] if seen is not None or not is_kept else [*self.glance.written()]
+        ran = self.begun.get(self.model.training)
+        if written or ran is None or not (is_kept and now.is_same(ran)):
+            self.moved.add(self.model.training)
+        if then is None or not is_kept or not self.glance.put(now, then):
             self.restore()
             return
         self._put_back_generators()
         self._put_back_gradients()
-        if seen is None:
-            self._put_back_tensors(self.glance.written())
+        self._put_back_tensors(written)
 
     def _put_back_generators(self) -> None:
         for put_back in self.generators:

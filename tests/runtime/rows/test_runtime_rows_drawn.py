@@ -1,7 +1,10 @@
 """What is drawn once for all rows of a batch is drawn for each microbatch, and told."""
 
 import logging
+import os
 import random
+import secrets
+import uuid
 
 import numpy as np
 import pytest
@@ -10,7 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import autopipe
-from autopipe.errors import InputError
+from autopipe.errors import CaptureError, InputError
+
+X = torch.randn(6, 5, 6)
 
 
 class Noisy(nn.Module):
@@ -123,6 +128,88 @@ def test_what_all_rows_share_is_told_of_code_that_stays_whole(draw, is_shared, c
     assert len(told_of(nn.Sequential(Whole(draw), nn.Linear(6, 6)), caplog)) == is_shared
 
 
+class InEvaluation(nn.Module):
+    """Stays whole, and draws in evaluation alone."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.layer, self.draw = nn.Linear(6, 6), draw
+
+    def forward(self, x):
+        return self.layer(x) if self.training else self.layer(x) * self.draw(x)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("draw", "is_shared"), [(one, True), (of_numpy, True), (of_rows, False)])
+def test_so_it_is_of_code_that_draws_in_evaluation(draw, is_shared, training, caplog):
+    torch.manual_seed(0)
+    model = nn.Sequential(InEvaluation(draw), nn.Linear(6, 6))
+    assert len(told_of(model, caplog, training)) == (is_shared and not training)
+
+
+def test_what_is_drawn_in_training_is_not_told_of_in_evaluation(caplog):
+    assert not told_of(nn.Sequential(Whole(one), nn.Linear(6, 6)), caplog, training=False)
+
+
+class Counting(nn.Module):
+    """Stays whole, and counts calls in evaluation; may go by them."""
+
+    def __init__(self, does):
+        super().__init__()
+        self.layer, self.does = nn.Linear(6, 6), does
+        self.register_buffer("seen", torch.zeros(()))
+        self.n_calls = 0
+
+    def forward(self, x):
+        x = self.layer(x)
+        return x if self.training else self.does(self, x)
+
+
+def count(layer, x):
+    layer.n_calls += 1
+    return x
+
+
+def average(layer, x):
+    layer.seen.mul_(0.9).add_(x.mean(), alpha=0.1)
+    return x
+
+
+def fade(layer, x):
+    layer.n_calls += 1
+    return x / layer.n_calls
+
+
+def alone(layer, x):
+    layer.n_calls = 3
+    return x * 2
+
+
+IN_EVALUATION = {
+    count: "a forward in evaluation changes 0.n_calls at each call",
+    average: "a forward in evaluation changes 0.seen at each call",
+    fade: "0.n_calls",
+    alone: "",
+}
+
+
+@pytest.mark.parametrize("does", IN_EVALUATION)
+def test_what_each_call_changes_in_evaluation_is_told(does, caplog):
+    torch.manual_seed(0)
+    model = nn.Sequential(Counting(does), nn.Linear(6, 6))
+    pipe = autopipe.split(model, 2, (X,), costs="estimated", closed=["0"])
+    for training in (True, False):
+        pipe.model.train(training)
+        for n_microbatches in (1, 3):
+            caplog.clear()
+            with caplog.at_level(logging.WARNING, "autopipe"):
+                pipe.runtime(n_microbatches=n_microbatches).forward(X)
+            told = caplog.text if IN_EVALUATION[does] else ""
+            is_told = bool(IN_EVALUATION[does]) and not training and n_microbatches > 1
+            assert bool(told) == is_told
+            assert IN_EVALUATION[does] in told or not is_told
+
+
 class OfItsOwn(nn.Module):
     """Stays whole, and draws from a generator of its own."""
 
@@ -223,6 +310,97 @@ def test_a_stage_that_draws_from_a_generator_of_the_file_does_not_run_again():
     rt.step(x, target=x)
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.grad, expected[name])
+
+
+def of_a_fresh_torch_generator():
+    rng = torch.Generator()
+    rng.seed()
+    return torch.rand((), generator=rng)
+
+
+ANEW = {
+    "the system's": lambda: random.SystemRandom().random(),
+    "secrets": lambda: secrets.randbelow(1000) / 1000,
+    "bytes": lambda: os.urandom(1)[0] / 255,
+    "Python's": lambda: random.Random().random(),
+    "numpy's": lambda: np.random.default_rng().random(),
+    "numpy's old": lambda: np.random.RandomState().rand(),
+    "torch's": of_a_fresh_torch_generator,
+}
+
+
+class Anew(nn.Module):
+    """Stays whole, and draws what nobody has twice."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.layer, self.draw = nn.Linear(6, 6), draw
+
+    def forward(self, x):
+        x = self.layer(x).tanh()
+        return x * (1 + float(self.draw())) if x.isfinite().all() else x
+
+
+@pytest.mark.parametrize("name", ANEW)
+def test_a_stage_that_draws_what_nobody_has_twice_does_not_run_again(name):
+    """Its gradients would be of other numbers than its loss, of which both are multiples here."""
+
+    def loss_fn(y, _):
+        return y.square().mean()
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Anew(lambda: 0.0), nn.Linear(6, 6, bias=False)), torch.randn(6, 6)
+    plain = loss_fn(model(x), x)
+    (slope,) = torch.autograd.grad(plain, model[0].layer.weight)
+    model[0].draw = ANEW[name]
+    options = {"n_microbatches": 1, "costs": "estimated", "recompute": "always"}
+    loss = autopipe.split(model, 2, (x,), **options).runtime(loss_fn=loss_fn).step(x, target=x).loss.detach()
+    torch.testing.assert_close(
+        model[0].layer.weight.grad / loss.as_subclass(torch.Tensor), slope / plain.detach()
+    )
+
+
+BRANCHES = {
+    "the system's": ANEW["the system's"],
+    "secrets": ANEW["secrets"],
+    "bytes": ANEW["bytes"],
+    "Python's": ANEW["Python's"],
+    "numpy's": ANEW["numpy's"],
+    "numpy's old": ANEW["numpy's old"],
+    "what a function makes": lambda: made_without_a_seed().random(),
+    "an identity": lambda: uuid.uuid4().int % 1000 / 1000,
+}
+
+
+def made_without_a_seed():
+    return random.Random()
+
+
+class Branching(nn.Module):
+    """Goes another way now and then."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.layer, self.last, self.draw = nn.Linear(6, 6), nn.Linear(6, 6), draw
+
+    def forward(self, x):
+        x = self.layer(x)
+        return self.last(x * 2 if self.draw() < 1e-3 else x)
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_open_code_that_goes_by_what_nobody_has_twice_is_kept_whole(name):
+    model = Branching(BRANCHES[name])
+    with pytest.raises(CaptureError, match=r"draws a random number|depends on a random draw"):
+        autopipe.capture(model, (torch.randn(6, 6),))
+    found = autopipe.capture(nn.Sequential(nn.Linear(6, 6), model), (torch.randn(6, 6),))
+    assert "1" in [op.target for op in found.ops.compute]
+
+
+def test_a_generator_with_a_seed_is_none_of_these():
+    for make in (lambda: random.Random(0), lambda: np.random.default_rng(0)):
+        found = autopipe.capture(Branching(lambda make=make: make().random()), (torch.randn(6, 6),))
+        assert {"layer", "last"} <= {op.target for op in found.ops.compute}
 
 
 class Partly(nn.Module):
