@@ -20,6 +20,8 @@ from collections.abc import Callable, Container, Iterator, MutableMapping, Seque
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+import torch._library.autograd
+import torch._library.custom_ops
 import torch._meta_registrations
 import torch.autograd.function
 import torch.fx.graph
@@ -58,6 +60,7 @@ __all__ = [
     "UnseenByFunctions",
     "backend_plugin",
     "backward",
+    "code_of_operator",
     "default_store",
     "dict_version",
     "export_flags",
@@ -69,7 +72,9 @@ __all__ = [
     "is_called_plainly",
     "is_in_transform",
     "is_operator",
+    "is_torchs_function",
     "is_transformed",
+    "operators_named",
     "plugin_options",
     "pop_function_mode",
     "push_function_mode",
@@ -108,6 +113,8 @@ R = TypeVar("R")
 foreach_norm: Any = torch._foreach_norm
 _ENGINE: Any = Variable._execution_engine
 unsafe_view = torch.ops.aten._unsafe_view.default
+_Made: Any = torch._library.custom_ops.CustomOpDef
+_OPERATORS: Any = torch._library.custom_ops.OPDEFS
 """A view that is not declared as one."""
 
 UnseenByFunctions = torch._C.DisableTorchFunctionSubclass
@@ -240,6 +247,43 @@ def qualified_name(function: Any) -> str:
 def is_operator(function: Any) -> bool:
     """Whether a function is an overload of an operator: ``torch.ops.aten.add.Tensor``."""
     return isinstance(function, torch._ops.OpOverload)
+
+
+def code_of_operator(value: Any) -> tuple[Any, ...]:
+    """What an operator runs that ``torch.library.custom_op`` has made, its backward too; of others nothing.
+
+    It may be given as what defines it, by any overload, or as the packet of these.
+    """
+    made = value if isinstance(value, _Made) else None
+    if isinstance(value, torch._ops.OpOverloadPacket):
+        made = _OPERATORS.get(value._qualified_op_name)
+    elif is_operator(value):
+        made = _OPERATORS.get(value._schema.name)
+    if made is None:
+        return ()
+    run = (made._init_fn, *made._backend_fns.values(), made._setup_context_fn, made._backward_fn)
+    return tuple(dict.fromkeys(each for each in run if each is not None))
+
+
+def operators_named(names: Container[str]) -> list[Any]:
+    """What defines each operator of one of the ``names`` that ``torch.library.custom_op`` has made."""
+    return [made for made in [*_OPERATORS.values()] if made._name in names]
+
+
+def is_torchs_function(function: type) -> bool:
+    """Whether an ``autograd.Function`` is torch's own; of one made for an operator, whether its backward is.
+
+    Of an operator on lists of tensors that is not known: it is taken for a user's.
+    """
+    if function.__module__ != torch._library.autograd.__name__:
+        return function.__module__.startswith("torch.")
+    backward: Any = vars(function)["backward"]
+    backward = getattr(backward, "__func__", backward)
+    held = dict(zip(backward.__code__.co_freevars, backward.__closure__ or (), strict=True))
+    if "info" not in held:
+        return False
+    given = held["info"].cell_contents._backward_fn
+    return given is None or given.__module__.startswith("torch.")
 
 
 @contextlib.contextmanager

@@ -140,7 +140,7 @@ CHANGES = {
 def test_what_has_changed_is_followed_anew(file: Any, changed: str) -> None:
     net = file.Net()
     reached(net)
-    with mock.patch.object(reach, "walked", side_effect=AssertionError):
+    with mock.patch.object(reach, "Walk", side_effect=AssertionError):
         before = _outline(reached(net))
     CHANGES[changed](file)
     found = _outline(reached(net))
@@ -153,7 +153,7 @@ def test_other_models_of_the_same_classes_are_followed_as_the_first() -> None:
     models = [nn.Sequential(nn.Linear(2, 2), Own()) for _ in range(2)]
     models[1][1].table = {"of one alone": [1]}
     reached(models[0])
-    with mock.patch.object(reach, "walked", side_effect=AssertionError):
+    with mock.patch.object(reach, "Walk", side_effect=AssertionError):
         found = reached(models[1])
     reach._followed.clear()
     assert _outline(found) == _outline(reached(models[1]))

@@ -154,3 +154,65 @@ def test_generators_are_reached_by_imports_of_a_forward_and_by_what_makes_them(m
     found = dict(reached(Imports()).own_generators)
     assert found.keys() == {"seeds", "bits", "RNG of users_generators"}
     assert found["RNG of users_generators"] is module.RNG
+
+
+OF_A_TABLE, OF_AN_OBJECT, OF_AN_OPERATOR, OF_A_BACKWARD = [0], [0], [0], [0]
+"""Each is named by code alone that no name in the model's own leads to."""
+
+
+class Counting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        OF_A_TABLE[0] += 1
+        return grad
+
+
+class Counter:
+    def count(self, x):
+        OF_AN_OBJECT[0] += 1
+        return x * 2
+
+
+@torch.library.custom_op("autopipe_tests::counted", mutates_args=())
+def counted(x: torch.Tensor) -> torch.Tensor:
+    OF_AN_OPERATOR[0] += 1
+    return x.clone()
+
+
+def count_backward(ctx, grad):
+    OF_A_BACKWARD[0] += 1
+    return grad
+
+
+counted.register_autograd(count_backward)
+COUNTING = {"counting": Counting}
+
+
+class Leading(nn.Module):
+    """Leads to what counts by a table, an object and an operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.counter = nn.Linear(4, 4), Counter()
+
+    def forward(self, x):
+        x = self.counter.count(COUNTING["counting"].apply(self.linear(x)))
+        return torch.ops.autopipe_tests.counted(x)
+
+
+def test_code_in_tables_objects_and_operators_is_followed():
+    found = frozenset().union(*(names for *_, names in reached(Leading()).files))
+    assert found >= {"OF_A_TABLE", "OF_AN_OBJECT", "OF_AN_OPERATOR", "OF_A_BACKWARD"}
+
+
+def test_what_it_counts_is_put_back():
+    model, x = Leading(), torch.randn(4, 4, requires_grad=True)
+    with preserved(model) as snapshot:
+        model(x).sum().backward()
+        assert (OF_A_TABLE, OF_AN_OBJECT, OF_AN_OPERATOR, OF_A_BACKWARD) == ([1],) * 4
+        snapshot.restore()
+    assert (OF_A_TABLE, OF_AN_OBJECT, OF_AN_OPERATOR, OF_A_BACKWARD) == ([0],) * 4

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ...torch_private import code_of_operator, operators_named
 from ..inputs.contents import is_filled
 from .cells import attributes, content
 from .loads import globals_loaded
@@ -33,7 +34,6 @@ __all__ = [
     "methods_of",
     "names_in",
     "names_in_class",
-    "walked",
 ]
 
 PLAIN = frozenset(
@@ -74,18 +74,8 @@ def _is_installed(file: str) -> bool:
     return file.startswith(_STDLIB) or any(place in file for place in _INSTALLED)
 
 
-def walked(start: Iterable[Any], files: Iterable[str]) -> Walk:
-    """The globals of files that the code of these classes and functions names, or what it calls.
-
-    Of the modules ``files`` and of the user's others.
-    """
-    walk = Walk(frozenset(files))
-    walk.run(start)
-    return walk
-
-
 class Walk:
-    """Follows code from name to name.
+    """Finds the globals of files that code names, or what it calls: of the ``files``, and of a user's others.
 
     ``names`` are the globals of files with those of them that code names, by their ids; ``seen`` are all
     classes, functions and others that were followed; ``imported`` what there is under names that code has of
@@ -142,6 +132,8 @@ class Walk:
             return [thing.fget, thing.fset, thing.fdel]
         if isinstance(thing, _AROUND_FUNC):
             return [thing.func]
+        if made := code_of_operator(thing):
+            return made
         return [(attributes(thing) or {}).get("__wrapped__"), type(thing)] if callable(thing) else []
 
     def inside_class(self, cls: type) -> Iterable[Any]:
@@ -163,6 +155,7 @@ class Walk:
         """What :meth:`ask` does of each of some code, which asks for these names in all."""
         found = known.keys() & own
         is_plain = _REACHES_FILES.isdisjoint(asked) and _ASKS_FOR_ALL.isdisjoint(asked)
+        is_plain &= "ops" not in asked
         if not is_plain or any(map(_is_users_module, map(known.get, found))) or self.imports(own, known):
             for code in codes:
                 self.ask(code, known)
@@ -190,6 +183,8 @@ class Walk:
                 self.waiting.append(value)
         for module in self.imports(own, known):
             self.ask_module(asked, module)
+        if "ops" in asked:
+            self.waiting += operators_named(asked)
 
     def imports(self, own: frozenset[str], known: Mapping[str, Any]) -> list[types.ModuleType]:
         """The user's modules that code imports as it runs, of the names that it has of its own file."""

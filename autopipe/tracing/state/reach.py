@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...torch_private import code_of_operator
 from ..calls.members import OF_ALL, buffers_in, modules_in, parameters_in
 from ..inputs.contents import slots
 from .cells import (
@@ -41,7 +42,7 @@ from .cells import (
     content,
     contents,
 )
-from .global_names import PLAIN, Walk, is_bare, is_foreign, is_users, methods_of, names_in, walked
+from .global_names import PLAIN, Walk, is_bare, is_foreign, is_users, methods_of, names_in
 from .quick_check import are_same
 
 __all__ = ["GENERATORS", "HOOKS", "Reached", "reached"]
@@ -212,6 +213,7 @@ class Reached:
 
     def _inside_object(self, path: str, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         cls = type(value)
+        yield from ((name, each) for each in code_of_operator(value))
         is_kept = cls.__module__.startswith(_COUNTING)
         if cls.__module__.partition(".")[0] in _FOREIGN and not is_kept:
             return
@@ -265,7 +267,7 @@ def _follow(out: Reached, classes: Mapping[type, str], files: Mapping[str, str])
     That is most of what a library's models reach, and one and the same for many of them.
     """
     key = (*map(id, classes), *classes.values())
-    is_free = not any(isinstance(v, types.FunctionType) for v in out.seen.values())
+    is_free = len(_code_in(out, classes)) == len(classes)  # nothing ahead leads further
     if is_free and (known := _followed.get(key)) is not None and known.put_into(out):
         return
     out.ahead, n_seen, lengths = frozenset(out.seen), len(out.seen), [*map(len, out.lists)]
@@ -273,17 +275,19 @@ def _follow(out: Reached, classes: Mapping[type, str], files: Mapping[str, str])
     for cls, path in classes.items():
         if id(cls) not in out.seen:
             out.look_into_class(path, cls)
-    # classes are followed first, which have most of the functions
-    own = [*(f for f in out.seen.values() if isinstance(f, types.FunctionType)), *classes]
-    walk = walked(own, files)
+    walk, visited = Walk(frozenset(files)), dict[int, frozenset[str]]()
+    while new := [each for each in _code_in(out, classes) if id(each) not in walk.seen]:
+        walk.run(new)
+        for known_names, names in walk.found():
+            file = known_names["__name__"]
+            for name in sorted(names - visited.get(id(known_names), frozenset())):
+                value = known_names[name]
+                if type(value) not in PLAIN:
+                    out.visit(files.get(file, ""), f"{name} of {file}", value)
+            visited[id(known_names)] = names
     for known_names, names in walk.found():
         file = known_names["__name__"]
-        path = files.get(file, "")
-        out.files.append((path, file, known_names, names))
-        for name in sorted(names):
-            value = known_names[name]
-            if type(value) not in PLAIN:
-                out.visit(path, f"{name} of {file}", value)
+        out.files.append((files.get(file, ""), file, known_names, names))
     _followed.pop(key, None)
     seen = dict(itertools.islice(out.seen.items(), n_seen, None))
     looked = {**seen, **walk.seen, **{id(cls): cls for cls in classes}}
@@ -292,6 +296,17 @@ def _follow(out: Reached, classes: Mapping[type, str], files: Mapping[str, str])
             _followed.clear()
         added = [each[n:] for each, n in zip(out.lists, lengths, strict=True)]
         _followed[key] = _Followed(added, seen, out.met, [*looked.values()], walk)
+
+
+def _code_in(out: Reached, classes: Mapping[type, str]) -> list[Any]:
+    """The functions that were reached, and the classes; what is of a user's own of those that objects are of.
+
+    The modules' own come last, which are followed first: they have most of the functions.
+    """
+    seen = [*out.seen.values()]
+    kinds = dict.fromkeys(v if isinstance(v, type) else type(v) for v in seen)
+    own = (cls for cls in kinds if cls not in classes and is_users(cls.__module__))
+    return [*own, *(v for v in seen if isinstance(v, types.FunctionType)), *classes]
 
 
 def _has_weights(value: Any) -> bool:
