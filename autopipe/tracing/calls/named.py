@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from .call import Call
 
 __all__ = [
-    "CustomFunction", "Named", "Rebuild", "Setter", "held_by", "is_code", "nameable", "qualified_name",
-    "unnamed",
+    "CustomFunction", "Named", "Rebuild", "Setter", "held_by", "is_code", "is_users_operator", "nameable",
+    "qualified_name", "unnamed",
 ]  # fmt: skip
 
 _LIBRARIES = frozenset({"torch", "numpy", __name__.partition(".")[0]})
+_OPERATORS = frozenset({"aten", "prim", "prims", "quantized", "torchvision"})
+"""The namespaces of operators that do for each row the same, however many there are."""
 
 
 def nameable(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,7 +47,12 @@ def is_code(target: Any) -> bool:
     """Whether what a call calls is code that stays whole, of which a recording shows nothing inside."""
     if isinstance(target, types.FunctionType):
         return target.__module__.partition(".")[0] not in _LIBRARIES
-    return isinstance(target, Named)
+    return isinstance(target, Named) or is_users_operator(target)
+
+
+def is_users_operator(target: Any) -> bool:
+    """Whether what is called is an operator that is not torch's: kernel and backward may be any code."""
+    return is_operator(target) and target.namespace not in _OPERATORS
 
 
 def unnamed(target: Any) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...torch_private import code_of_operator, operators_named
 from ..calls.call import Call, Recording
 from ..calls.functions import REQUIRING
 from ..calls.kinds import is_own_number, own_numbers
@@ -70,6 +71,7 @@ class OwnCode:
     met: what calls were seen to do for many rows, by all that this goes by but the data; see ``rows``.
     alone: the calls in whose gradients a single row is another than one of several, by a form's last call and
         the mode: name and words.
+    exact_gradients: in words, what has other gradients where there are exactly so many rows, likewise; or "".
     gave: what forms gave for batches of two rows or more, and for their first row twice where that is all,
         by their last call and the mode, where they drew nothing.
     alike: which layers of a form were seen to do the same, by its last call; see ``rows``.
@@ -78,10 +80,11 @@ class OwnCode:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.tables_by_row: dict[str, torch.Tensor] = {}
-        self.met: dict[Any, list[tuple[int, int]]] = {}
+        self.met: dict[Any, list[tuple[int, int, bool]]] = {}
         self.gave: dict[tuple[Call, bool], tuple[Mapping[str, torch.Tensor], list[Any], list[Any]]] = {}
         self.alike: dict[Call, Any] = {}
         self.alone: dict[tuple[Call, bool], list[tuple[str, str]]] = {}
+        self.exact_gradients: dict[tuple[Call, bool], str] = {}
         self._within = functools.cache(self._looked_for)
         self._functions = functools.cache(self._functions_of)
         self._is_own = functools.cache(self._looks_own)
@@ -135,6 +138,11 @@ class OwnCode:
         texts = (c for code in codes for c in _constants_in(code) if isinstance(c, str))
         return not REQUIRING.isdisjoint(names) or any(map(_is_device, itertools.chain(asked, texts)))
 
+    def keep_met(self, form: Recording, alone: list[tuple[str, str]], exact_gradients: Iterable[str]) -> None:
+        """Keep what was met of a form in the present mode: see the attributes."""
+        at = form.calls[-1], self.model.training
+        self.alone[at], self.exact_gradients[at] = alone, next(iter(exact_gradients), "")
+
     def may_hook(self, path: str) -> bool:
         """Whether code of a layer, forward hooks among it, may put hooks on gradients of its values."""
         return not HOOKS.isdisjoint(self._names(True, path))
@@ -154,6 +162,10 @@ class OwnCode:
         """The values that those name, in order and in words, but for a layer's own number and weights."""
         each = self._numbers(call.op == "call_module", call.target)
         return tuple(itertools.chain(*(words for *_, words in each)))
+
+    def is_scripted(self, call: Call) -> bool:
+        """Whether some of those are scripted functions or layers, whose graphs no mode for functions sees."""
+        return bool(self._scripted(call.op == "call_module", call.target))
 
     def may_ask_unseen(self, call: Call, may_run: Callable[[types.FunctionType], bool]) -> bool:
         """Whether those which ``may_run`` may ask a number unseen: in a thread, by its class or scripted."""
@@ -340,6 +352,8 @@ def _values_named(function: types.FunctionType, owner: Any, own: frozenset[int])
         holds = hasattr(value, "__dict__") and not (callable(value) or isinstance(value, torch.Tensor))
         is_object = isinstance(value, type) or holds
         yield from (held for _, held in _attributes(value, names)) if is_object else (value,)
+        if holds:  # an object may have that for code of its own
+            yield from (held for held in vars(value).values() if isinstance(held, _CODE))
 
 
 def _attributes(owner: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
@@ -369,6 +383,16 @@ def _in_words(value: Any, depth: int = 0) -> str:
         return f"{kind}{value.dtype}{value.tolist() if value.numel() <= _MOST_HELD else value.shape}"
     if isinstance(value, np.ndarray):
         return f"{kind}{value.dtype}{value.tolist() if value.size <= _MOST_HELD else value.shape}"
+    if isinstance(value, type):
+        return f"{kind}{value.__qualname__}{id(value)}"
+    if isinstance(value, types.FunctionType):
+        return f"{kind}{id(value.__code__)}"
+    if isinstance(value, (types.BuiltinMethodType, types.MethodType)):
+        return f"{kind}{value.__name__}{_in_words(value.__self__, depth + 1)}"
+    if callable(value) and not isinstance(value, (*_CODE, nn.Module)):
+        # what an operator is called, and what a user's object goes by
+        is_torchs = is_foreign(type(value).__module__)
+        return f"{kind}{value}" if is_torchs else kind + _in_words(getattr(value, "__dict__", None), depth)
     return kind
 
 
@@ -380,7 +404,7 @@ def _names_and_texts(code: types.CodeType) -> frozenset[str]:
 def _held_by(module: nn.Module) -> Iterator[Any]:
     """What a module has of its own that is code for its calls, or around such, hooks among it."""
     held = (value for value in vars(module).values() if type(value) not in _NO_CODE)
-    yield from (value for value in held if issubclass(type(value), _CODE))
+    yield from (value for value in held if issubclass(type(value), _CODE) or code_of_operator(value))
     yield from (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     yield from (*module._backward_pre_hooks.values(), *module._backward_hooks.values())
 
@@ -416,6 +440,8 @@ def _around(held: Any) -> Iterator[Any]:
         yield held.func
     elif isinstance(held, type) and issubclass(held, torch.autograd.Function):
         yield from vars(held).values()
+    else:
+        yield from code_of_operator(held)
 
 
 def _named_by(function: types.FunctionType) -> Iterator[Any]:
@@ -425,9 +451,11 @@ def _named_by(function: types.FunctionType) -> Iterator[Any]:
         yield value
         if isinstance(value, types.ModuleType) and not is_foreign(value.__name__):
             yield from (vars(value).get(name) for name in names)
+    if "ops" in names:
+        yield from operators_named(names)
 
 
 def _is_foreign(value: Any) -> bool:
     # as the context is that a decorator of torch's enters
     is_users = isinstance(value, (types.BuiltinMethodType, types.MethodType, torch.jit.ScriptFunction))
-    return not is_users and is_foreign(getattr(value, "__module__", None))
+    return not (is_users or code_of_operator(value)) and is_foreign(getattr(value, "__module__", None))

@@ -24,18 +24,18 @@ from ..calls.call import Call, Depends, map_calls
 from ..calls.describe import call_and_place
 from ..calls.faults import of_models
 from ..calls.functions import plain_name, tensors
+from ..calls.named import is_users_operator
 from ..calls.perform import run_call
 from ..code.leaves import asking
-from ..code.own_code import OwnCode
 from ..inputs.structure import mapped
 from ..state.state import generators, seed
-from .backwards import followed, is_hooked, may_be_own
+from .backwards import followed, functions_exist, has_functions, is_hooked, may_be_own
 from .code_run import CodeRun
 from .form_on_rows import FormOnRows
 from .held_back import gradient_of, may_hold_back
 from .noise import EvenNoise, NoDropout, is_drawn
 from .results import ALLOWED, ROUNDED, Rows, axes, is_close, level_of
-from .row_counts import RowCounts
+from .row_counts import RowCounts, RowsLost
 from .thresholds import MOST
 
 __all__ = ["Met", "RowsMet"]
@@ -57,6 +57,8 @@ _MOST_ROWS = 1 << 12
 """As many code is given at the most."""
 _MOST_ELEMENTS = 1 << 18
 """As many has a tensor made of sizes alone at the most."""
+_MOST_MET = 4
+"""So many other values of a number made of sizes are looked into."""
 _EVEN = frozenset({"add", "getitem", "mul", "neg", "size", "sub"})
 """Functions of numbers that have no limit."""
 
@@ -67,14 +69,17 @@ class Met:
 
     ``near`` has such numbers, for a form to be run on, with what does, in words. Where it takes more rows
     than are run, ``far`` has how many still give the same, with what does not. ``exact`` has what gives
-    others where there are exactly so many, ``alone`` what gives one row other gradients: its name, and words.
-    ``untold`` are the numbers that code names which could not be run alone.
+    others where there are exactly so many, ``gradients`` what gives other gradients alone then, ``alone``
+    what gives one row such: its name, and words. ``untold`` are the numbers that code names which could not
+    be run alone, ``exactly`` those for which another number is made of sizes alone.
     """
 
     near: dict[int, str] = dataclasses.field(default_factory=dict)
     far: dict[int, str] = dataclasses.field(default_factory=dict)
     exact: dict[int, str] = dataclasses.field(default_factory=dict)
+    gradients: dict[int, str] = dataclasses.field(default_factory=dict)
     untold: set[int] = dataclasses.field(default_factory=set)
+    exactly: set[int] = dataclasses.field(default_factory=set)
     alone: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
 
@@ -103,12 +108,16 @@ class RowsMet:
         self._needed = {id(c) for c in kept}.union(*({id(i) for i in c.inputs} for c in kept))
         self._ahead = _setters_ahead(form.calls, own)
         self._is_written = any(c.writes or c.mutated or c.frees for c in form.calls)
+        self._has_functions = functions_exist()
+        self._applying: set[int] = set()
+        given = (v for c in form.calls if id(c) in self._of_sizes for v in (*c.args, *c.kwargs.values()))
+        self._numbers_named = {v for v in given if type(v) is int and 2 < v <= MOST}
         self._evenly: set[int] = set()
         self._few: dict[int, Any] = {}
         self._made: dict[tuple[int, float], Any] = {}
         self._most: dict[int, int] = {}
         self._lying: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        self._known: list[tuple[int, int]] = []
+        self._known: list[tuple[int, int, bool]] = []
         self._firsts: list[int] = []
         self._met = Met()
 
@@ -170,6 +179,8 @@ class RowsMet:
         times, before = self._most_named(call), 0
         if not self._is_new(call, times):
             return
+        if self._has_functions:
+            self._try(call, self._look_for_functions)
         try:
             counts = self._counts(call)
             if call.is_random and (counts.asks or counts.places):
@@ -188,6 +199,11 @@ class RowsMet:
             with self._ran:
                 self._compare_rows(call, value, times)
             before, times = times, self._most_named(call)
+
+    def _look_for_functions(self, call: Call) -> None:
+        """Note whether a call applies functions with a backward of their own, by whatever names."""
+        if has_functions(self._given_and_made(call, "ab", True)[0]):
+            self._applying.add(id(call))
 
     def _quiet(self, call: Call) -> None:
         """Have a call leave out nothing by dropout; where it draws other noise, let that be one number.
@@ -210,7 +226,7 @@ class RowsMet:
 
     def _counts(self, call: Call) -> RowCounts:
         """What a call asks of how many rows there are, more than to hand it on."""
-        counts, has_own = RowCounts(_COUNTED), may_be_own(self._code, call)
+        counts, has_own = RowCounts(_COUNTED), self._may_be_own(call)
         seed(self._at)
         seeded = generators()
         try:
@@ -226,9 +242,13 @@ class RowsMet:
         counts.asks |= self._code.may_ask_unseen(call, self._ran.may_run)
         return counts
 
+    def _may_be_own(self, call: Call) -> bool:
+        """Whether a call may have a backward that is not torch's own: by its code, or as it was seen to."""
+        return id(call) in self._applying or may_be_own(self._code, call)
+
     def _twos(self, call: Call, value: Any) -> dict[str, _Made]:
         """What a call gives for two rows, unlike or alike."""
-        has_gradients = _has_own_gradients(self._code, call)
+        has_gradients = may_hold_back(self._code, call) or self._may_be_own(call)
         seed(self._at)
         twos = {rows: self._of_rows(call, rows, has_gradients) for rows in ("ab", "aa")}
         given = ((c, i) for c in call.inputs for i in range(len(tensors(self._few[id(c)]))))
@@ -241,19 +261,23 @@ class RowsMet:
         """Note for how many rows, of small numbers and those that code names, they are others than of two.
 
         Rows a and b in turn; row a alone of odd numbers where code reads what they hold, or makes something
-        without rows.
+        without rows. A backward of its own may be applied to exactly so many.
         """
-        has_gradients = twos["ab"][1] is not None
+        has_gradients: bool | None = twos["ab"][1] is not None or (None if self._has_functions else False)
         made = tensors(twos["ab"][0])
         is_alike = reads or not all(self._places(call, i) for i in range(len(made)))
 
         def ask(call: Call, n: int) -> None:
             two = "aa" if is_alike and n % 2 else "ab"
             made = self._of_rows(call, (two * n)[:n], has_gradients)
-            if not self._is_same(call, twos[two], made, n):
-                again = self._of_rows(call, two, has_gradients)
-                if self._is_same(call, twos[two], again, 2):  # else it never answers alike
-                    self._note(call, n, n)
+            of, is_applied = twos[two], has_gradients is None and made[1] is not None
+            if is_applied:
+                of = self._of_rows(call, two, True)
+            if not self._is_same(call, of, made, n):
+                again = self._of_rows(call, two, has_gradients or is_applied)
+                if self._is_same(call, of, again, 2):  # else it never answers alike
+                    is_made_alike = self._is_same(call, (of[0], None), (made[0], None), n)
+                    self._note(call, n, n, in_gradients=is_made_alike)
 
         if has_gradients:
             self._try(call, functools.partial(ask, n=1))
@@ -299,10 +323,30 @@ class RowsMet:
         (a, b) = two[1], made[1]
         return a is None or b is None or is_close(a, b, ALLOWED)
 
-    def _of_rows(self, call: Call, rows: str, has_gradients: bool, counts: RowCounts | None = None) -> _Made:
+    def _of_rows(
+        self, call: Call, rows: str, has_gradients: bool | None, counts: RowCounts | None = None
+    ) -> _Made:
         """What a call gives for rows a and b in places such as ``"abab"``; where asked for, gradients of a.
 
-        These are of what it is given, and of its weights.
+        These are of what it is given, and of its weights. None asks for them if a function with a backward of
+        its own is behind what it gives.
+        """
+        made, given = self._given_and_made(call, rows, has_gradients is not False, counts)
+        if not (has_gradients or (has_gradients is None and has_functions(made))):
+            return made, None
+        is_module = call.op == "call_module"
+        module = self._code.model.get_submodule(call.target) if is_module else None
+        weights = [*given, *(p for p in module.parameters() if p.requires_grad)] if module else given
+        along = [(t, axes(call, i, self._dim, self._shapes)) for i, t in enumerate(tensors(made))]
+        with nullcontext() if counts is None else followed(made, counts):
+            return made, gradient_of([each for each in along if each[1]], weights, (0,))
+
+    def _given_and_made(
+        self, call: Call, rows: str, has_gradients: bool, counts: RowCounts | None = None
+    ) -> tuple[Any, list[Tensor]]:
+        """What a call gives for such rows, and the tensors that it was given of which gradients can be asked.
+
+        There are these only where it ``has_gradients``.
         """
         given: list[Tensor] = []
         both, places = [0, max(self._firsts)], ["ab".index(row) for row in rows]
@@ -329,16 +373,9 @@ class RowsMet:
 
         with torch.set_grad_enabled(has_gradients):
             args, kwargs = map_calls(call.args, grown), map_calls(call.kwargs, grown)
-            with counts or nullcontext():
-                made = self._run(call, args, kwargs, grown)
-        if not has_gradients:
-            return made, None
-        is_module = call.op == "call_module"
-        module = self._code.model.get_submodule(call.target) if is_module else None
-        weights = [*given, *(p for p in module.parameters() if p.requires_grad)] if module else given
-        along = [(t, axes(call, i, self._dim, self._shapes)) for i, t in enumerate(tensors(made))]
-        with nullcontext() if counts is None else followed(made, counts):
-            return made, gradient_of([each for each in along if each[1]], weights, (0,))
+            scripted = counts is not None and self._code.is_scripted(call)
+            with counts or nullcontext(), RowsLost(counts) if counts and scripted else nullcontext():
+                return self._run(call, args, kwargs, grown), given
 
     def _places(self, call: Call, i: int) -> list[tuple[int, int]]:
         """The axes of a call's tensor along which rows lie, each with how many places every row has."""
@@ -364,14 +401,25 @@ class RowsMet:
 
     def _compare_number(self, call: Call, value: Any) -> None:
         """Note from where on a number is another that is the same for few and for fewer rows."""
-        if (isinstance(value, Tensor) and not value.ndim) or isinstance(value, (int, float)):
+        is_number = isinstance(value, Tensor) and not value.ndim
+        if (is_number or isinstance(value, (int, float))) and self._of_many(call, _FEWER) == value:
             same = 1
             steps = [t for t in (*_STEPS, _FAR) if t <= self._most[id(call)]]
-            for times in steps if self._of_many(call, _FEWER) == value else ():
+            for times in steps:
                 if self._of_many(call, times) != value:
                     self._note(call, self._n * same, self._n * times)
                     return
                 same = times
+            met = [value]
+            for n in sorted(self._numbers_named | {*_SMALL}):
+                self._try(call, functools.partial(self._compare_exactly, n=n, met=met))
+
+    def _compare_exactly(self, call: Call, n: int, met: list[Any]) -> None:
+        """Note so many rows where a number is one that was not ``met`` for others yet."""
+        made = self._of_many(call, n / self._n)
+        if len(met) <= _MOST_MET and all(made != other for other in met):
+            met.append(made)
+            self._met.exactly.add(n)
 
     def _compare_rows(self, call: Call, value: Any, times: int) -> None:
         for i in range(len(tensors(value))):
@@ -390,13 +438,14 @@ class RowsMet:
             self._code.model.training,
             str(map_calls((call.args, call.kwargs), lambda c: None)),
             asked,
+            call.target if is_users_operator(call.target) else None,
             *((t.shape, t.dtype) for t in given),
         )
         if kind not in known:
             self._known = known[kind] = []
             return True
-        for same, other in known[kind]:
-            self._tell(call, same, other)
+        for met in known[kind]:
+            self._tell(call, *met)
         return False
 
     def _most_named(self, call: Call) -> int:
@@ -452,7 +501,11 @@ class RowsMet:
         if call.is_size:
             shape = [int(n * times) if a in along else n for a, n in enumerate(tensor.shape)]
             return tensor.new_empty(shape, device="meta")
-        return tensor.repeat_interleave(int(times), along[0])
+        if times == int(times):
+            return tensor.repeat_interleave(int(times), along[0])
+        size = tensor.shape[along[0]]
+        places = torch.arange(int(size * times), device=tensor.device) % size
+        return tensor.index_select(along[0], places)
 
     def _compare(self, call: Call, value: Any, i: int, axis: int, times: int) -> None:
         """Note the first row that is another, where the few are the same in any place."""
@@ -475,22 +528,27 @@ class RowsMet:
             same, times = (same, between) if others(between) else (between, times)
         self._note(call, self._n * same, self._n * times)
 
-    def _note(self, call: Call, same: int, other: int) -> None:
+    def _note(self, call: Call, same: int, other: int, *, in_gradients: bool = False) -> None:
         """A call gives for ``other`` rows what it does not for as many as the ``same`` and fewer.
 
-        Where both are one number, for so many alone.
+        Where both are one number, for so many alone; maybe only ``in_gradients``.
         """
-        self._known.append((same, other))
-        self._tell(call, same, other)
+        self._known.append((same, other, in_gradients))
+        self._tell(call, same, other, in_gradients)
 
-    def _tell(self, call: Call, same: int, other: int) -> None:
+    def _tell(self, call: Call, same: int, other: int, in_gradients: bool) -> None:
         if other == same == 1:
             self._met.alone.append(
                 (call.name, f"{call_and_place(call)}, whose gradients are others of one row")
             )
         elif other == same:
-            words = f"whose rows hang on how many there are, others where they are {other}"
-            self._met.exact.setdefault(other, f"{call_and_place(call)}, {words}")
+            what = "the gradients of whose rows" if in_gradients else "whose rows"
+            words = (
+                f"{call_and_place(call)}, {what} hang on how many there are, others where they are {other}"
+            )
+            self._met.exact.setdefault(other, words)
+            if in_gradients:
+                self._met.gradients.setdefault(other, words)
         elif other <= MOST:
             self._met.near.setdefault(
                 other,
@@ -498,11 +556,6 @@ class RowsMet:
             )
         else:
             self._met.far.setdefault(max(same, self._n), call_and_place(call))
-
-
-def _has_own_gradients(code: OwnCode, call: Call) -> bool:
-    """Whether what a call gives does not tell its gradients."""
-    return may_hold_back(code, call) or may_be_own(code, call)
 
 
 def _setters_ahead(calls: Iterable[Call], among: Collection[Call]) -> dict[int, tuple[Call, ...]]:

@@ -18,6 +18,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from ...graph import Dim
+from ...torch_private import HiddenMode, is_torchs_function
 from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
@@ -28,7 +29,10 @@ from .noise import EvenNoise, NoDropout
 from .results import ALLOWED, EQUAL, Rows, axes, is_close
 from .row_counts import RowCounts
 
-__all__ = ["OwnBackwards", "followed", "is_hooked", "may_be_own", "mixed_in_backward"]
+__all__ = [
+    "OwnBackwards", "followed", "functions_exist", "has_functions", "is_hooked", "may_be_own",
+    "mixed_in_backward",
+]  # fmt: skip
 
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _Made = tuple[Call, int, int]
@@ -42,19 +46,21 @@ class OwnBackwards:
     """The calls whose backward may mix rows, as a run with gradients shows them: ``found``.
 
     Each comes with the place and the batch axis of a tensor it makes; those in ``without_rows`` have none.
+    Such runs are within ``hooks``, which see those that objects set.
     ``is_whole``: all calls were shown.
     """
 
     def __init__(self, code: OwnCode, dim: Dim, shapes: _Shapes) -> None:
         self.code, self._dim, self._shapes = code, dim, shapes
         self._seen: set[Node] = set()
+        self.hooks = HooksSet()
         self.found: list[_Made] = []
         self.without_rows: list[_Made] = []
         self.is_whole = False
 
     def look(self, call: Call, value: Any) -> None:
         """Be shown a call, with its value and what that came of."""
-        self.is_whole = True
+        self.is_whole, has_hooks = True, self.hooks.taken()
         if call.hint in HOOKS:
             self.found += [
                 (c, 0, axis) for c in call.inputs for axis in axes(c, 0, self._dim, self._shapes)[:1]
@@ -63,7 +69,7 @@ class OwnBackwards:
         made = tensors(value)
         # what a function gives has one node together
         nodes = [node for tensor in made for node in _nodes_above(tensor.grad_fn, self._seen)]
-        if any(map(_is_odd, nodes)) or is_hooked(self.code, call):
+        if has_hooks or any(map(_is_odd, nodes)) or is_hooked(self.code, call):
             for i in (i for i, tensor in enumerate(made) if tensor.grad_fn is not None):
                 places = axes(call, i, self._dim, self._shapes)[:1]
                 self.found += [(call, i, axis) for axis in places]
@@ -72,6 +78,23 @@ class OwnBackwards:
     def end(self) -> None:
         """Let go of what the calls of a run came of."""
         self._seen.clear()
+
+
+class HooksSet(HiddenMode):
+    """Within it hooks on gradients are seen to be set, by whatever code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_any = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._is_any |= getattr(func, "__name__", "") in HOOKS
+        return func(*args, **(kwargs or {}))
+
+    def taken(self) -> bool:
+        """Whether any was set since this was asked last."""
+        found, self._is_any = self._is_any, False
+        return found
 
 
 def mixed_in_backward(
@@ -97,7 +120,8 @@ def mixed_in_backward(
     weights = [p for p in own.code.model.parameters() if p.requires_grad]
     with torch.enable_grad():
         if not own.is_whole:
-            run("ab", own.look)
+            with own.hooks:
+                run("ab", own.look)
             own.end()
         asked = [made for made in own.found if made[0].name not in tail]
         if asked and _are_mixed(run, asked, weights, takes_more):
@@ -114,14 +138,28 @@ def _may_mix(code: OwnCode, form: Recording) -> bool:
     """Whether some call may have a backward of its own, or one that goes by the whole batch."""
     if any(getattr(module, _BY_FREQUENCY, False) for module in code.model.modules()):
         return True
-    has_functions = any(not f.__module__.startswith("torch.") for f in _functions(torch.autograd.Function))
+    do_exist = functions_exist()
     return any(
         call.kwargs.get(_BY_FREQUENCY)
         or call.hint in HOOKS
         or is_hooked(code, call)
-        or (has_functions and code.is_own(call))
+        or (do_exist and code.is_own(call))
         for call in form.calls
     )
+
+
+def functions_exist() -> bool:
+    """Whether there are functions with a backward that is not torch's own, those of operators among them."""
+    return not all(map(is_torchs_function, _functions(torch.autograd.Function)))
+
+
+def has_functions(made: Any) -> bool:
+    """Whether functions with a backward of their own are behind what a call ``made``.
+
+    Whatever holds the functions: names in code do not tell of those in tables, in objects and of operators.
+    """
+    seen: set[Node] = set()
+    return any(_is_own(node) for t in tensors(made) for node in _nodes_above(t.grad_fn, seen))
 
 
 def may_be_own(code: OwnCode, call: Call) -> bool:

@@ -104,6 +104,8 @@ def mixing(
                     found.training = _asked_of(form, found, None, may_point=False)
                 else:
                     found.training = (_by_noise(form) if anew.is_noisy else "") or by_number
+                # unlike batch norm it is another thing for a microbatch of so many rows
+                found.always = form.code.exact_gradients.get((form.form.calls[-1], training), "")
     return found.mixing()
 
 
@@ -444,7 +446,7 @@ def _in_training(
     ran = CodeRun()
     by_mode = [c for c in form.form.calls if form.code.is_own(c) and form.code.may_go_by_mode(c, form.form)]
     met = RowsMet(form, 2, ran, by_mode if alone else [])
-    with ran if by_mode else contextlib.nullcontext():
+    with ran if by_mode else contextlib.nullcontext(), own.hooks:
         found = in_training(evaluated, form.form, run_in, form.device, look)
     own.is_whole &= not found.is_other
     own.end()
@@ -457,7 +459,7 @@ def _by_number(form: _Form, met: RowsMet) -> str:
     """In words, the first call that is seen to give others of another number of rows."""
     form.begin()
     found = met.kept("ab")
-    form.code.alone[form.form.calls[-1], form.code.model.training] = found.alone
+    form.code.keep_met(form.form, found.alone, found.gradients.values())
     return next(iter((found.exact | found.near).values()), "")
 
 

@@ -235,12 +235,12 @@ class Results:
     def among(
         self, more: Sequence[Any], rows: str, dim: Dim, shapes: _Shapes, allowed: Mapping[dtype, float]
     ) -> str:
-        """In words, the first leaf that is another for more ``rows``, as many of a as of b.
+        """In words, the first leaf that is another for more ``rows``, as many of a as of b, or a alone.
 
         These gave ``more``. Not asked of what draws noise: more rows draw other noise.
         """
         for i, call in enumerate(self.leaves if not self._is_noisy else ()):
-            here, there = self.of("ab")[i], more[i]
+            here, there = self.of("ab" if "b" in rows or i not in self._numbers else "aa")[i], more[i]
             if i in self._numbers:
                 is_other = not any(is_close(n, there, allowed) for n in (here, here * (len(rows) / 2)))
             else:

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...torch_private import HiddenMode, is_operator
+from ...torch_private import HiddenMode, TorchDispatchMode
 from ..calls.functions import classify, tensors
+from ..calls.named import is_users_operator
 from .thresholds import CUTS, places_beyond
 
-__all__ = ["RowCounts"]
+__all__ = ["RowCounts", "RowsLost"]
 
 _GIVING = frozenset({
     "broadcast_shapes", "broadcast_to", "empty", "expand", "full", "new_empty", "new_full", "new_ones",
@@ -35,8 +36,6 @@ _OF_ANY_NUMBER = frozenset({"all", "any"})
 """Functions over rows that do the same for any number of them."""
 _DERIVING = frozenset({torch.Tensor.backward, torch.autograd.grad})
 """Functions that run backwards, any code among them."""
-_TORCHS = frozenset({"aten", "prim", "prims", "quantized", "torchvision"})
-"""Whose operators ask for no number of rows."""
 _PLAIN = frozenset({Tensor, nn.Parameter})
 _TEXTS = frozenset({"__format__", "__hash__", "__repr__", "__str__"})
 
@@ -82,14 +81,14 @@ class RowCounts(HiddenMode):
             self.asks = True  # code may go by that
             raise
         self.asks |= self.places and kind == "read"
-        self.asks |= is_told and isinstance(result, Tensor) and not self._has_rows(result)
+        self.asks |= is_told and isinstance(result, Tensor) and not self.has_rows(result)
         self.asks |= name == "__getitem__" and self._is_of_place(*args)
         self.reads |= kind in ("read", "data shaped")
         # functions that are given to others, those of tensors of other classes, operators that are not
         # torch's and backwards that code runs are not looked into
         is_within = not _PLAIN.issuperset(types) or any(map(callable, (*args, *kwargs.values())))
         is_within |= func in _DERIVING
-        is_within |= is_operator(func) and func.namespace not in _TORCHS
+        is_within |= is_users_operator(func)
         self.asks |= is_within
         self.places |= name in _COUNTING and self._is_along_rows(*args, **kwargs)
         self.asks |= name in _SHARING and self._is_along_rows(*args, **kwargs)
@@ -103,8 +102,8 @@ class RowCounts(HiddenMode):
             self.asks |= len(shapes) > 1 and any(self._is_of_rows(n) for shape in shapes for n in shape)
             return result
         if isinstance(result, Tensor):
-            if kind in ("op", "data shaped") and name not in _OF_ANY_NUMBER and not self._has_rows(result):
-                is_of_rows = any(map(self._has_rows, tensors(given)))
+            if kind in ("op", "data shaped") and name not in _OF_ANY_NUMBER and not self.has_rows(result):
+                is_of_rows = any(map(self.has_rows, tensors(given)))
                 self.places |= is_of_rows and name in _HISTOGRAMS
                 self.asks |= is_of_rows
             return result
@@ -113,11 +112,11 @@ class RowCounts(HiddenMode):
         if isinstance(result, int) or (isinstance(result, tuple) and all(type(n) is int for n in result)):
             return self.counted(result)
         pieces = tensors(result)
-        is_told = not (pieces and all(map(self._has_rows, pieces)))
+        is_told = not (pieces and all(map(self.has_rows, pieces)))
         self.asks |= (
             self._is_of_rows(result)
             if isinstance(result, float)
-            else (is_told and any(map(self._has_rows, tensors(given))))
+            else (is_told and any(map(self.has_rows, tensors(given))))
         )
         return result
 
@@ -129,7 +128,8 @@ class RowCounts(HiddenMode):
     def _is_along_rows(self, tensor: Tensor, dim: Any, *_: Any, **__: Any) -> bool:
         return type(dim) is not int or self._is_of_rows(tensor.shape[dim])
 
-    def _has_rows(self, tensor: Tensor) -> bool:
+    def has_rows(self, tensor: Tensor) -> bool:
+        """Whether some axis is of a multiple of ``n`` places."""
         return any(map(self._is_of_rows, tensor.shape))
 
     def _is_of_rows(self, number: float) -> bool:
@@ -139,6 +139,24 @@ class RowCounts(HiddenMode):
         """Note that code asks."""
         self.asks = True
         raise _AskedError
+
+
+class RowsLost(TorchDispatchMode):
+    """Within it ``counts`` are told of ops that make something without rows of what has them.
+
+    For scripted code, of which no other mode sees anything.
+    """
+
+    def __init__(self, counts: RowCounts) -> None:
+        super().__init__()
+        self._counts = counts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        has_rows = self._counts.has_rows
+        is_given = any(map(has_rows, tensors((args, kwargs))))
+        self._counts.asks |= is_given and not all(map(has_rows, tensors(result)))
+        return result
 
 
 class _Count(torch.SymInt):

@@ -120,7 +120,7 @@ def _questions(
             if spread:
                 yield functools.partial(_among_unlike, asked, n, spread, watch), True
     found = _met(asked, watch, met) if met is not None else Met()
-    asked.code.alone[form.calls[-1], model.training] = found.alone
+    asked.code.keep_met(form, found.alone, found.gradients.values())
     for words in found.exact.values():
         yield functools.partial(str, words), True
     for n in _numbers_of_rows(asked, watch, found, far) if asks_of_many else ():
@@ -130,6 +130,8 @@ def _questions(
         yield functools.partial(_among_more, asked.seen, n // 2 + 1, dim, shapes), True
         if in_gradients is not None:
             yield functools.partial(in_gradients.fault, [n // 2 + 1]), True
+    for n in sorted(n for n in found.exactly if asks_of_many and asked.takes(n)):
+        yield functools.partial(_among_exactly, asked.seen, n, dim, shapes), True
     evenly, apart_inside = _numbers_elsewhere(asked) if is_sure and watch.may_bend else ([], [])
     for around in apart_inside:
         yield functools.partial(_of_numbers, results, given, around=around), False
@@ -387,6 +389,12 @@ def _among_more(few: Results, times: int, dim: Dim, shapes: _Shapes) -> str:
     """What gives others than for a ``few`` rows where each comes so many ``times``, one behind the other."""
     rows = "a" * times + "b" * times
     return few.among(few.of(rows), rows, dim, shapes, ROUNDED)
+
+
+def _among_exactly(few: Results, n: int, dim: Dim, shapes: _Shapes) -> str:
+    """What gives others than for two rows where there are exactly so many, all of them row a."""
+    words = few.among(few.of("a" * n), "a" * n, dim, shapes, ROUNDED)
+    return words and f"{words}, others where they are {n}"
 
 
 def _of_alike(

@@ -191,12 +191,23 @@ def hook_ahead(x, hook):
         x.grad_fn.register_prehook(lambda given: (hook(given[0]),))
 
 
+class Hooker:
+    """Sets a hook, as an object does of which a layer has an attribute."""
+
+    def __init__(self, hook):
+        self.hook = hook
+
+    def attach(self, x):
+        if x.requires_grad:
+            x.register_hook(self.hook)
+
+
 class Passing(nn.Module):
     """A layer that stays whole as it reads data, and has a function or a method of its own set its hook."""
 
     def __init__(self, sets, hook):
         super().__init__()
-        self.linear, self.sets, self.hook = nn.Linear(4, 4), sets, hook
+        self.linear, self.sets, self.hook, self.hooker = nn.Linear(4, 4), sets, hook, Hooker(hook)
 
     def of_its_own(self, x):
         if x.requires_grad:
@@ -209,6 +220,8 @@ class Passing(nn.Module):
             self.of_its_own(x)
         elif self.sets == "function":
             hook_on(x, self.hook)
+        elif self.sets == "object":
+            self.hooker.attach(x)
         elif self.sets == "ahead":
             hook_ahead(x, self.hook)
         else:
@@ -288,7 +301,7 @@ MIXED = {
     "what is saved": (lambda: Words(layer=Packing(rounded_by_the_largest)), "the backward of "),
     **{
         f"a hook set by {sets}": (lambda s=sets: Words(layer=Passing(s, normed)), "the backward of layer")
-        for sets in ("method", "function", "ahead", "within")
+        for sets in ("method", "function", "ahead", "within", "object")
     },
 }
 ALONE = {

@@ -52,6 +52,14 @@ OPEN: dict[str, Callable[[Tensor], Tensor]] = {
     "multiple": lambda h: h * math.lcm(len(h), 4),
     "third": lambda h: h * (round(len(h) / 3) + 1),
 }
+OPEN_EXACT: dict[str, Callable[[Tensor], Tensor]] = {
+    "ones": lambda h: h * (1 + (torch.ones(h.shape[0]).sum() == 15)),
+    "new ones": lambda h: h * (1 + (h.new_ones(h.shape[0]).sum() == 15)),
+    "ones alike": lambda h: h * (1 + (torch.ones_like(h[:, 0]).sum() == 15)),
+    "a product": lambda h: h * (1 + (torch.ones(h.shape[0]).dot(torch.ones(h.shape[0])) == 15)),
+    "places": lambda h: h * (1 + (torch.arange(h.shape[0]).max() == 14)),
+}
+"""Something else of exactly so many rows, in a number made of sizes alone."""
 FAR_LIMITS = {"rows": 500}
 FAR: dict[str, Callable[[Tensor], Tensor]] = {
     "branch": lambda h: h * 2 if len(h) > 500 else h,
@@ -139,6 +147,26 @@ class ByAnotherName(torch.autograd.Function):
         return g * 2 if len(g) ** 2 == 225 else g
 
 
+class Holder:
+    """An object that applies a function, by an attribute."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, h: Tensor) -> Tensor:
+        applied: Tensor = self.function.apply(h)
+        return applied
+
+
+@torch.library.custom_op("autopipe_tests::copied", mutates_args=())
+def copied(h: Tensor) -> Tensor:
+    return h.clone()
+
+
+copied.register_autograd(lambda ctx, g: g * 2 if len(g) ** 2 == 225 else g)
+TABLE, APPLIES = {"doubles": Doubles}, [Doubles.apply]
+
+
 def hooked(h: Tensor) -> Tensor:
     h = h.clone()
     if h.requires_grad:
@@ -170,6 +198,22 @@ class Scripted(nn.Module):
         return h * 2 if h.size(0) == 15 else h
 
 
+@torch.jit.script
+def counted_by_ones(h: Tensor) -> Tensor:
+    return h * (1 + (torch.ones_like(h[:, 0]).sum() == 15))
+
+
+@torch.jit.script
+def counted_by_a_product(h: Tensor) -> Tensor:
+    ones = torch.ones_like(h[:, 0])
+    return h * (1 + (ones.dot(ones) == 15))
+
+
+class CountedByOnes(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return h * (1 + (h.new_ones(h.shape[0]).sum() == 15))
+
+
 EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "is": lambda h: h * 2 if len(h) == 15 else h,
     "among": lambda h: h * 2 if h.shape[0] in (13, 15) else h,
@@ -198,6 +242,9 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "scripted": scripted,
     "a scripted part": lambda h: scripted(h).neg(),
     "a scripted layer": torch.jit.script(Scripted()),
+    "scripted, counted by ones": counted_by_ones,
+    "scripted, counted by a product": counted_by_a_product,
+    "a scripted layer, counted by ones": torch.jit.script(CountedByOnes()),
     "of lines": of_lines,
     "of a variable": of_a_variable,
     "asked for elsewhere": lambda h: asked(h, 15),
@@ -232,6 +279,13 @@ EXACT_GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "backward where gradients are asked": lambda h: Doubles.apply(h) if h.requires_grad else h,
     "backward of so many": lambda h: Doubles.apply(h) if h.requires_grad and len(h) ** 2 == 225 else h,
     "backward by another name": lambda h: ByAnotherName.apply(h),
+    "backward in a table": lambda h: TABLE["doubles"].apply(h),
+    "backward bound in a list": lambda h: APPLIES[0](h),
+    "backward of an object": Holder(Doubles),
+    "backward in a table of so many": lambda h: TABLE["doubles"].apply(h) if len(h) ** 2 == 225 else h,
+    "operator": lambda h: copied(h),
+    "operator by its name": lambda h: torch.ops.autopipe_tests.copied(h),
+    "overload": torch.ops.autopipe_tests.copied.default,
     "hook": hooked,
 }
 """Other gradients of exactly so many rows."""
@@ -313,6 +367,40 @@ def test_so_is_what_scripted_code_does_beside_open_code(name):
 def test_so_are_other_gradients_of_exactly_so_many_rows(name):
     with pytest.raises(InputError, match="depend on one another"):
         stepped(EXACT_GRADIENTS[name], is_whole=True)
+
+
+def test_so_are_those_of_an_operator_in_open_code():
+    with pytest.raises(InputError, match="depend on one another"):
+        stepped(torch.ops.autopipe_tests.copied.default, is_whole=False)
+
+
+class Plain(torch.autograd.Function):
+    forward = Doubles.forward
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+def test_so_are_those_of_one_of_layers_that_are_alike_but_for_what_an_object_applies():
+    layers = nn.Sequential(*(Kept(Holder(function)) for function in (Plain, Plain, Doubles)))
+    with pytest.raises(InputError, match="depend on one another"):
+        stepped(layers, is_whole=False)
+
+
+class InTraining(nn.Module):
+    def __init__(self, does: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.does = does
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.does(h) if self.training else h
+
+
+@pytest.mark.parametrize("name", ["backward", "backward in a table", "held back", "operator"])
+def test_so_are_those_in_training_alone(name):
+    with pytest.raises(InputError, match="the gradients of whose rows hang on how many there are"):
+        stepped(InTraining(EXACT_GRADIENTS[name]), is_whole=True)
 
 
 OWN = torch.tensor(40)
@@ -492,6 +580,17 @@ def test_a_loss_that_is_another_of_exactly_so_many_rows_is_of_the_whole_batch():
 def test_so_is_what_a_function_makes_of_their_number(name):
     with pytest.raises(InputError, match="depend on one another"):
         stepped(OPEN[name], is_whole=False)
+
+
+@pytest.mark.parametrize("name", OPEN_EXACT)
+def test_so_is_what_a_number_made_of_sizes_does_of_exactly_so_many_rows(name):
+    with pytest.raises(InputError, match="depend on one another"):
+        stepped(OPEN_EXACT[name], is_whole=False)
+
+
+def test_a_number_that_goes_nowhere_of_exactly_so_many_rows_is_not():
+    found, expected = stepped(lambda h: F.pad(h, (0, 0, 0, -len(h) % 2))[: len(h)], is_whole=False)
+    assert found == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", FAR)
