@@ -47,7 +47,10 @@ def count_microbatches(captured: Capture, asked: int | str | None, n_stages: int
         return _most_taken(captured, min(most, MICROBATCHES_PER_STAGE * n_stages))
     n = asked
     if n > 1 and "batch" not in captured.ops.example_dims:
-        reasons = [f" ({fixed.reason})" for (_, axis), fixed in captured.variation.fixed.items() if axis == 0]
+        reasons = [f" ({said})" for said, _ in captured.listed_rows]
+        reasons += [
+            f" ({fixed.reason})" for (_, axis), fixed in captured.variation.fixed.items() if axis == 0
+        ]
         _logger.warning(
             "%s microbatches were asked for, but the batch's size is fixed in this capture%s: planned for 1",
             asked,

@@ -305,6 +305,21 @@ class Capture:
             for name in left
         )
 
+    @property
+    def listed_rows(self) -> tuple[tuple[str, frozenset[str]], ...]:
+        """In words, each list that may have an entry for every row, with the inputs in it: it is not cut.
+
+        It has where no input outside of it has rows, nor have all entries.
+        """
+        where = {name for dim in self.ops.dims if dim.name == "batch" for name, _ in dim.where}
+        found = []
+        for shown, entries in self.inputs.lists:
+            own = frozenset(itertools.chain(*entries))
+            if where <= own and not all(map(where.intersection, entries)):
+                words = f"{shown} holds {len(entries)} entries, and only tensors are cut into rows"
+                found.append((f"{words}: put them into one, filled up to one size", own))
+        return tuple(found)
+
     def most_microbatches(self, n_rows: int) -> int:
         """Into how many microbatches rows may be cut: none is a single row where that is something else."""
         return max(1, n_rows // 2) if self.one_row else n_rows

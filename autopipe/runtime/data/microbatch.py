@@ -272,6 +272,8 @@ class Splitter:
         """
         if n_microbatches < 1:
             raise InputError(f"n_microbatches is {n_microbatches}; a step has at least 1")
+        if n_microbatches > 1:
+            self._check_lists()
         axes = self._axes(leaves)
         found = {n: leaves[n].shape[a] for n, a in axes.items()}
         if len(set(found.values())) > 1:
@@ -305,6 +307,15 @@ class Splitter:
             target_axis=self._given.get("target", 0),
             whole=whole,
         ).of(leaves, target)
+
+    def _check_lists(self) -> None:
+        """Raise :class:`InputError` for a list with an entry for each row: each is an input, and whole."""
+        for said, names in self._capture.listed_rows:
+            if self._given.keys().isdisjoint(names):
+                raise InputError(
+                    f"{said}; pass n_microbatches=1, or name it in batch_dims, with None where every "
+                    "microbatch gets all of it"
+                )
 
     def _whole_in(self, target: Any, n_rows: int) -> frozenset[int]:
         """The places in a target of tensors whose size was the same beside another number of rows."""

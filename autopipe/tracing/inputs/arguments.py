@@ -10,7 +10,7 @@ import functools
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,21 @@ def arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         elif not _is_default(value, parameter.default):
             out[name] = value
     return {**out, HELD: held} if held else out
+
+
+def _lists(spec: Spec, names: Sequence[str | None], at: str) -> Iterator[tuple[str, list[list[str]]]]:
+    """Those inside of what lies ``at`` a place, whose leaves have these names."""
+    left = iter(names)
+    for key, child in zip(spec.keys, spec.children, strict=False):
+        own = list(itertools.islice(left, child.n_leaves))
+        place = f"{at}[{key!r}]" if at else str(key)
+        if child.kind == "sequence":
+            rest = iter(own)
+            parts = ([*itertools.islice(rest, part.n_leaves)] for part in child.children)
+            entries = [[name for name in part if name is not None] for part in parts]
+            if len(entries) > 1 and all(entries):
+                yield place, entries
+        yield from _lists(child, own, place)
 
 
 def _is_default(value: Any, default: Any) -> bool:
@@ -190,6 +205,11 @@ class Inputs:
     def as_before(self) -> dict[str, torch.Tensor]:
         """By input the plain numbers that may vary, as they have been at another time."""
         return {str(self.names[i]): as_tensor(number.before) for i, number in self.numbers.items()}
+
+    @property
+    def lists(self) -> tuple[tuple[str, list[list[str]]], ...]:
+        """The lists and tuples of several entries that all hold tensors, as shown, with these by entry."""
+        return tuple(_lists(self.spec, self.names, ""))
 
     def with_free_numbers(self, others: Sequence[Inputs]) -> Inputs:
         """The same, in which plain numbers are free that are other ones, or free, in the ``others``."""

@@ -505,6 +505,7 @@ class Dims:
     """The part of a capture that splitting looks at."""
 
     kinds = ()
+    listed_rows = ()
     variation = Variation()
 
     def most_microbatches(n_rows):
@@ -992,7 +993,7 @@ def test_inputs_of_one_microbatch_need_not_have_as_many_rows():
         torch.testing.assert_close(runtime.step(batch, target=target).loss, loss.detach())
     for (name, own), theirs in zip(runtime.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(own.grad, theirs.grad, msg=name)
-    with pytest.raises(InputError, match="disagree on the number of rows"):
+    with pytest.raises(InputError, match="texts holds 3 entries, and only tensors are cut into rows"):
         runtime.step(batches[1], target=target, n_microbatches=2)
     with pytest.raises(InputError, match="disagree on the number of rows"):  # each weighs by its rows
         runtime.accumulate([{"texts": batch, "target": target} for batch in batches])

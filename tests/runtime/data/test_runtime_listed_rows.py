@@ -1,0 +1,81 @@
+"""Lists with an entry for each row, as detection models take them, which no microbatch gets a part of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import autopipe
+from autopipe.errors import InputError
+
+SIDE = 8
+
+
+class Detector(nn.Module):
+    """Of pictures in a list, and what is in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]]) -> Tensor:
+        x = torch.stack([functional.interpolate(i[None], size=(SIDE, SIDE))[0] for i in images])
+        out = self.head(self.body(x).mean((2, 3)))
+        losses = [
+            functional.cross_entropy(o.expand(len(t["labels"]), -1), t["labels"])
+            for o, t in zip(out, targets, strict=True)
+        ]
+        return torch.stack(losses).mean()
+
+
+class Beside(Detector):
+    """Of pictures in one tensor, with a text for each in a list."""
+
+    def forward(self, images: Tensor, texts: list[Tensor]) -> Tensor:
+        out = self.head(self.body(images).mean((2, 3)))
+        return (out + torch.stack([text.mean() for text in texts])[:, None]).square().mean()
+
+
+def detected(n: int, unlike: int) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    images = [torch.randn(3, SIDE + k * unlike, SIDE) for k in range(n)]
+    return images, [{"labels": torch.randint(5, (2 + k * unlike,))} for k in range(n)]
+
+
+@pytest.mark.parametrize(("make", "example", "name"), [
+    (Detector, detected(4, 0), "images"),
+    (Detector, detected(4, 1), "images"),
+    (Beside, (torch.randn(4, 3, SIDE, SIDE), [torch.randn(6) for _ in range(4)]), "texts"),
+], ids=["alike", "unlike", "beside"])  # fmt: skip
+def test_a_list_with_an_entry_for_each_row_is_told_of(make, example, name, caplog):
+    """Channels or boxes of its entries would be taken for rows, or told of as what does not vary."""
+    torch.manual_seed(0)
+    model = make()
+    pipe = autopipe.split(model, 2, example, costs="estimated", n_microbatches=2)
+    said = rf"{name} holds 4 entries, and only tensors are cut into rows: put them into one"
+    assert said in caplog.text
+    assert pipe.plan.n_microbatches == 1
+    runtime = pipe.runtime()
+    with pytest.raises(InputError, match=said + r".*; pass n_microbatches=1, or name it in batch_dims"):
+        runtime.step(*example, n_microbatches=2)
+    assert runtime.step(*example).loss == pytest.approx(model(*example).item())
+
+
+class Scales(nn.Module):
+    """Of what a backbone gives at several scales, each with all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 6), nn.Linear(8, 6)])
+
+    def forward(self, features: list[Tensor]) -> Tensor:
+        return sum(layer(x).square().mean() for layer, x in zip(self.layers, features, strict=True))
+
+
+def test_a_list_whose_entries_have_all_rows_is_cut():
+    torch.manual_seed(0)
+    model, example = Scales(), ([torch.randn(2, 4), torch.randn(2, 8)],)
+    runtime = autopipe.split(model, 2, example, costs="estimated", n_microbatches=2).runtime()
+    assert runtime.step(*example).loss == pytest.approx(model(*example).item())
