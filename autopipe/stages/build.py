@@ -342,6 +342,10 @@ def _subgraph(
         part.take(name, by_name.get(name))
     end = graph.output_node()
     nodes = [node for node in flow.nodes(graph, stage.index, section.name) if node is not end]
+    freed = frozenset[str]().union(*(node.meta.get("frees", ()) for node in nodes))
+    for name in section.inputs:
+        if name in freed:  # whoever gave it has it still, and other microbatches lie in the same memory
+            part.keep(by_name[name])
     blocks = flow.blocks(stage, nodes)
     again = {name for ops in blocks for name in ops}
     for run in runs(nodes, blocks, capture.ops.order_edges):

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from ..errors import InputError, PlanError
 from ..graph import OpGraph
-from ..torch_private import fx_graph
+from ..torch_private import fx_graph, pytree
 from . import rng
 from .stage import HIDDEN, RECOMPUTED
 
@@ -42,6 +42,10 @@ class Part:
         placeholder = self.graph.placeholder(name)
         if node is not None:
             self.copies[node] = placeholder
+
+    def keep(self, node: fx.Node) -> None:
+        """Leave a value that comes from outside as it is: what is done here is done to a copy."""
+        self.copies[node] = self.graph.call_function(in_own_memory, (self.copies[node],))
 
     def bring(self, node: fx.Node) -> None:
         """The parameters, buffers and flags that a node reads."""
@@ -81,6 +85,11 @@ class Part:
         for i, node in enumerate(given):
             self.copies[node] = self.graph.call_function(operator.getitem, (called, i))
         self.blocks.append(inner.graph)
+
+
+def in_own_memory(given: Any) -> Any:
+    """A value with tensors in memory of their own."""
+    return pytree.tree_map_only(Tensor, Tensor.clone, given)
 
 
 def with_parts(given: Any, path: str, places: Sequence[Sequence[Step]]) -> Any:

@@ -66,7 +66,7 @@ class Call:
     is_check: it raises where its argument is not what it was at capture, and gives nothing.
     is_frozen: it gives or holds weights that take no gradient, and could.
     uncounted: the places of tuples, lists and dicts in its value that are read by written places alone.
-    frees: it gives back memory of what it is given.
+    frees: ids of the memory of what it is given that it gives back.
     """
 
     op: str
@@ -96,7 +96,7 @@ class Call:
     draws_anew: bool = False
     is_frozen: bool = False
     uncounted: frozenset[tuple[int | str, ...]] = frozenset()
-    frees: bool = False
+    frees: frozenset[int] = frozenset()
 
     _inputs: list[Call] | None = None
 

@@ -389,9 +389,9 @@ class Versions:
         return frozenset([lay for _, t, _, lay in self.entries if lay is not None and _storage(t) != lay])
 
     @property
-    def are_freed(self) -> bool:
-        """Whether the memory of any is given back, as that of inputs which a backward makes anew."""
-        return any(is_freed(t) for _, t, _, lay in self.entries if lay is not None)
+    def freed(self) -> frozenset[int]:
+        """The memory of those that gave it back, as inputs do which a backward makes anew."""
+        return frozenset([lay for _, t, _, lay in self.entries if lay is not None and is_freed(t)])
 
     def written(self) -> list[torch.Tensor]:
         """Those written to since, or laid elsewhere."""

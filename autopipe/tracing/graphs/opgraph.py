@@ -214,8 +214,12 @@ def _constraints(
             for c in calls
             if c.accessor and not c.is_size and all(g.op not in ("get_attr", "placeholder") for g in c.inputs)
         ]
-        # what is freed is made anew in backward, for whoever made it too
-        groups += [{c.name, *_made(c)} for c in calls if c.frees]
+        for x, freeing in ((x, c) for x, c in enumerate(calls) if c.frees):
+            users = [
+                (y, c.name) for y, c in enumerate(calls) if c.op != "output" and _takes(c, freeing.frees)
+            ]
+            order |= {(name, freeing.name) for y, name in users if y < x}  # a stage hands on what it has left
+            groups.append({freeing.name, *(name for y, name in users if y > x)})
         # a hook on a tensor's gradient sees all of it where the tensor is made
         groups += [{c.name, *_made(c)} for c in calls if c.accessor and c.has_effect]
         groups += _aliases(recording, order)
@@ -240,6 +244,10 @@ def _constraints(
 def _made(call: Call) -> Iterator[str]:
     """The names of what a call takes that calls make."""
     return (given.name for given in call.inputs if given.op not in ("get_attr", "placeholder"))
+
+
+def _takes(call: Call, memory: frozenset[int]) -> bool:
+    return any(given.storages & memory for given in call.inputs)
 
 
 def _is_leaf(call: Call) -> bool:

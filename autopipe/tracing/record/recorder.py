@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...errors import CaptureError
 from ...torch_private import function_modes, pop_function_mode, push_function_mode
-from ..calls import functions
+from ..calls import describe, functions
 from ..calls.call import UNSAFE, Call, Depends, Recording, calls_in, meta
 from ..calls.members import buffers_in, modules_in
 from ..calls.module_modes import in_modes
@@ -534,7 +534,9 @@ class Recorder(TorchFunctionMode):
         if call.is_random:
             call.depends |= Depends.RANDOM
             call.stream = call.stream or self.streams.here()
-        written, call.frees = before.written(), before.are_freed
+        written, call.frees = before.written(), before.freed
+        if call.frees:
+            self._check_freed(call)
         if functions.changes_itself(call) and isinstance(result, torch.Tensor):
             written.append(result)
         if self.handed.written() - unsaid_before:
@@ -545,6 +547,15 @@ class Recorder(TorchFunctionMode):
         call.writes = call.writes.union(before.left, *(functions.storages(t) for t in written))
         self.ledger.overwrite(call)
         return self.ledger.adopt_result(self.ledger.add(call), result, {id(t) for t in written})
+
+    def _check_freed(self, call: Call) -> None:
+        """Raise :class:`CaptureError` where a call gives back memory of the caller's, who has it still."""
+        given = (c for c in self.ledger.calls if c.op == "placeholder" and c.storages & call.frees)
+        for name in (c.target for c in given):
+            raise CaptureError(
+                f"{call.source}: {describe.expression(call)} gives back the memory of the input {name}, "
+                f"which calls, microbatches and the caller read again; hand on a copy of it: {name}.clone()"
+            )
 
 
 def _check_alone(call: Call, inside: Sequence[nn.Module], foreign: Used, actual: Any, result: Any) -> None:
