@@ -267,6 +267,11 @@ class Capture:
         return frozenset(name for name, stream in streams if stream is not None and stream.is_outside)
 
     @property
+    def deriving(self) -> frozenset[str]:
+        """The ops that take derivatives, in any form."""
+        return frozenset(n.name for n in self._nodes if n.meta.get("derives"))
+
+    @property
     def one_row(self) -> str:
         """In words, what makes of a single row something else than it is among others; or ""."""
         return next((v.mixing.one_row for v in self._variations if v.mixing.one_row), "")

@@ -79,7 +79,7 @@ def make_workers(
             mutated=() if is_tail else written_buffers(stage, ops),
             is_random=any(op.is_random for op in ops),
             derives=any(
-                op.target == "torch.autograd.grad" or (op.kind == "module" and code.may_hook(op.target))
+                op.name in capture.deriving or (op.kind == "module" and code.may_hook(op.target))
                 for op in ops
             ),
             offloads=offloads,

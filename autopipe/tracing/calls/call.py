@@ -67,6 +67,7 @@ class Call:
     is_frozen: it gives or holds weights that take no gradient, and could.
     uncounted: the places of tuples, lists and dicts in its value that are read by written places alone.
     frees: ids of the memory of what it is given that it gives back.
+    derives: it takes derivatives, also where that is in code that stays whole.
     """
 
     op: str
@@ -97,6 +98,7 @@ class Call:
     is_frozen: bool = False
     uncounted: frozenset[tuple[int | str, ...]] = frozenset()
     frees: frozenset[int] = frozenset()
+    derives: bool = False
 
     _inputs: list[Call] | None = None
 
@@ -237,7 +239,7 @@ class Recording:
     @property
     def takes_grad_mode(self) -> bool:
         """Whether the recording is to be run with gradients enabled to do what it does."""
-        needs = any(c.target is torch.autograd.grad or c.hint == "register_hook" for c in self.calls)
+        needs = any(c.derives or c.hint == "register_hook" for c in self.calls)
         return self.setting.grad and (needs or "grad" in self.asked)
 
     def leaves_anything(self, call: Call) -> bool:

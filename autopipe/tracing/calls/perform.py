@@ -5,6 +5,7 @@ Whole recordings are run again by ``rerun``; generated code runs by itself.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -64,9 +65,13 @@ def run_call(
         return lookup(model, call.target, constants, device)
     if device.type == "meta":
         args, kwargs = on_one_device((args, kwargs))
-    if call.region is None:
+    if call.region is None and not call.derives:
         return _run(model, call, args, kwargs, way)
-    with regions.context(call.region):
+    with contextlib.ExitStack() as stack:
+        if call.derives:  # whoever runs it alone may have gradients off
+            stack.enter_context(torch.enable_grad())
+        if call.region is not None:
+            stack.enter_context(regions.context(call.region))
         return _run(model, call, args, kwargs, way)
 
 

@@ -36,6 +36,8 @@ def graph(recording: Recording) -> fx.Graph:
             node.meta["stream"] = call.stream
         if call.shares or call.draws_anew:
             node.meta["runs_once"] = True
+        if call.derives:
+            node.meta["derives"] = True
         if call.frees:
             node.meta["frees"] = frozenset(c.name for c in recording.calls if c.storages & call.frees)
         nodes[id(call)] = node

@@ -224,6 +224,7 @@ def _do_as_in_either(pairs: Sequence[tuple[Call, Call]]) -> None:
     for t, e in pairs:
         t.is_random, t.keeps = t.is_random or e.is_random, t.keeps or e.keeps
         t.shares, t.draws_anew = t.shares | e.shares, t.draws_anew or e.draws_anew
+        t.derives |= e.derives
         t.stream = t.stream or e.stream
         if t.stream is not None and e.stream is not None and e.stream.is_outside:
             t.stream = dataclasses.replace(t.stream, is_outside=True)

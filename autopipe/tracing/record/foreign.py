@@ -21,10 +21,14 @@ __all__ = ["Foreign", "Used"]
 
 @dataclasses.dataclass(slots=True)
 class Used:
-    """The ``names`` of others' parameters, and whether the code ``derives`` through what others have done."""
+    """The ``names`` of others' parameters, and whether the code ``derives`` through what others have done.
+
+    ``takes_derivatives``: whether it does so at all.
+    """
 
     names: dict[str, None] = dataclasses.field(default_factory=dict)
     derives: bool = False
+    takes_derivatives: bool = False
 
 
 class Foreign:
@@ -58,6 +62,7 @@ class Foreign:
             # inputs of the one come second
             by = kwargs.get("inputs") if func is torch.Tensor.backward else (*args, *kwargs.values())[1:2]
             self.used.derives |= _are_made_of(tensors(by), self.given)
+            self.used.takes_derivatives = True
         self._note_parameters((*args, *kwargs.values()) if kwargs else args, self.own)
 
     def _note_parameters(self, values: Iterable[Any], own: Collection[int]) -> None:

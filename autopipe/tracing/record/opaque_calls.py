@@ -120,6 +120,7 @@ class OpaqueCalls:
 
     def _check_foreign(self, call: Call, foreign: Used) -> None:
         """A call must not use what it is not given of others: a stage would not have it."""
+        call.derives = foreign.takes_derivatives
         if foreign.derives:
             raise CloseModule(
                 call.path,

@@ -375,6 +375,7 @@ class Recorder(TorchFunctionMode):
         outside = self.opaque.drawn_outside()
         with self.foreign.to(own, actual) as foreign:
             result = self.perform(call, copied or run_leaf, actual)
+        call.derives = foreign.takes_derivatives
         is_outside = self.opaque.note_outside(call, outside)
         if twins is not None and copied is not None and key in twins.drawn:
             self.streams.count(inside, twins.drawn[key])
@@ -388,7 +389,7 @@ class Recorder(TorchFunctionMode):
         call.mutated = self.changed(buffers, module, path)
         if not (isinstance(result, torch.Tensor) or module._forward_hooks):
             call.uncounted = uncounted(module, call.value)
-        is_own = is_outside or call.shares or call.draws_anew
+        is_own = is_outside or call.shares or call.draws_anew or call.derives
         if twins is not None and key is not None and copied is None and not is_own:
             draws = self.streams.since(counts, inside)
             if draws is not None:
@@ -468,7 +469,7 @@ class Recorder(TorchFunctionMode):
         call.path, call.source = self.at.path, self.at.source()
         if call.source.startswith(_MADE):
             self.at.keep_maker()
-        call.depends = self.ledger.depends(call)
+        call.depends, call.derives = self.ledger.depends(call), func is torch.autograd.grad
         if kind == "shape only":  # but what it is filled with may be data
             given = calls_in((call.args[1:], call.kwargs))
             call.depends &= ~(Depends.INPUT | Depends.RANDOM | Depends.STATE)

@@ -1,0 +1,91 @@
+"""Code that stays whole and takes derivatives of its rows' sum: each row has its own, in microbatches too."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopipe
+
+
+class Energy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).tanh())
+
+
+def slope(energy: nn.Module, x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    (found,) = torch.autograd.grad(energy(x).sum(), x, create_graph=True)
+    return found
+
+
+class Layer(nn.Module):
+    """A layer that takes the derivative itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = Energy()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return slope(self.energy, x)
+
+
+class OfLayer(nn.Module):
+    closed = ("layer",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layer, self.last = nn.Linear(4, 4), Layer(), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(self.first(x)))
+
+
+class OfMethod(nn.Module):
+    """A method that stays whole, as it goes by what it has found."""
+
+    closed = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.energy, self.last = nn.Linear(4, 4), Energy(), nn.Linear(4, 2)
+
+    def sloped(self, x: Tensor) -> Tensor:
+        found = slope(self.energy, x)
+        if not torch.isfinite(found).all().item():
+            raise ValueError("no slope")
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.sloped(self.first(x)))
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+@pytest.mark.parametrize("make", [OfLayer, OfMethod])
+def test_derivatives_of_what_stays_whole_are_right_in_microbatches(make, recompute):
+    """Asked without gradients it fails, and the batch's size would be fixed."""
+    torch.manual_seed(0)
+    model, x = make().double(), torch.randn(6, 4, dtype=torch.float64)
+    plain = copy.deepcopy(model)
+    pipe = autopipe.split(
+        model, 2, (x,), costs="estimated", n_microbatches=3, recompute=recompute, closed=make.closed
+    )
+    assert pipe.plan.n_microbatches == 3
+    runtime = pipe.runtime(lambda out, _: out.square().mean())
+    for _ in range(2):  # from the second on a stage that runs again knows its gradients
+        plain.zero_grad()
+        model.zero_grad()
+        loss = plain(x).square().mean()
+        loss.backward()
+        assert float(runtime.step(x).loss) == pytest.approx(loss.item(), rel=1e-12)
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None)
+            if p.grad is not None:
+                torch.testing.assert_close(p.grad, q.grad)
