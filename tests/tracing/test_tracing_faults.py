@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,8 @@ from torch import Tensor, nn
 
 from autopipe.errors import CaptureError
 from autopipe.tracing import capture
-from autopipe.tracing.calls.faults import of_models, raise_again
+from autopipe.tracing.calls import faults
+from autopipe.tracing.calls.faults import faults_told, of_models, raise_again
 from autopipe.tracing.calls.named import Named
 from autopipe.tracing.rows.among_many import RowsMet
 
@@ -23,6 +26,13 @@ def asked(call: Callable[[], Any]) -> str:
     except of_models() as error:
         return type(error).__name__
     return "nothing"
+
+
+def own(source: str) -> Any:
+    """A function ``run`` as if it were autopipe's."""
+    place, space = pathlib.Path(faults.__file__).with_name("made.py"), {"__name__": "autopipe.made"}
+    exec(compile(f"import json, statistics, torch\n{source}", str(place), "exec"), space)
+    return space["run"]
 
 
 class Unready(nn.Module):
@@ -41,6 +51,7 @@ def test_what_a_models_code_raised_is_one_when_it_is_raised_again() -> None:
     with pytest.raises(AttributeError) as caught:
         Unready()(torch.ones(2))
     assert asked(lambda: raise_again(caught.value)) == "AttributeError"
+    assert asked(lambda: raise_again(AssertionError("of a model"))) == "AssertionError"
 
 
 def test_what_autopipes_code_lacks_is_no_answer() -> None:
@@ -48,20 +59,83 @@ def test_what_autopipes_code_lacks_is_no_answer() -> None:
         asked(lambda: RowsMet.kept(object(), "ab"))  # type: ignore[arg-type]
 
 
-def test_a_fault_of_a_question_about_rows_ends_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Own(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            assert len(x) > 0
-            return x.tanh()
+FAULTS = {
+    "KeyError": "def run(): return {}['a']",
+    "IndexError": "def run(): return [][0]",
+    "ValueError": "def run(): a, b = [1]",
+    "ZeroDivisionError": "def run(): return 1 // 0",
+    "OverflowError": "def run(): return int(float('inf'))",
+    "UnboundLocalError": "def run():\n    if False: a = 1\n    return a",
+    "RecursionError": "def run(): return run()",
+    "StopIteration": "def run(): return next(iter([]))",
+    "RuntimeError": "def run(): return [*(next(iter([])) for _ in range(2))]",  # a generator's StopIteration
+    "StatisticsError": "def run(): return statistics.mean([])",
+    "JSONDecodeError": "def run(): return json.loads('x')",
+    "AssertionError": "def run(): assert not run",
+    "TypeError": "def run(): return torch.nn.functional.linear(None, None)",
+}
 
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_of_every_kind_are_autopipes_own(name: str) -> None:
+    """Also where a library has made them of what autopipe's code gave it."""
+    run = own(FAULTS[name])
+    with pytest.raises((Exception,)) as raised:
+        asked(run)
+    assert type(raised.value).__name__ == name
+    with (
+        pytest.raises(CaptureError, match=r"fault of autopipe's own, at tracing/calls/made\.py:\d+"),
+        faults_told(),
+    ):
+        run()
+
+
+def nested(n: int) -> int:
+    return nested(n + 1)
+
+
+ANSWERS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "KeyError": ("def run(): raise KeyError('a')", ()),
+    "ValueError": (
+        "def run(a):\n    try: a()\n    except IndexError: raise ValueError from None",
+        (lambda: [][0],),
+    ),
+    "IndexError": ("def run(function, *args): return function(*args)", (operator.getitem, [], 0)),
+    "ZeroDivisionError": ("def run(function): return function(1)", (lambda n: n / 0,)),
+    "RecursionError": ("def run(function): return function(1)", (nested,)),
+    "StatisticsError": (
+        "def run(function, *args): return function(*args)",
+        (__import__("statistics").mean, []),
+    ),
+    "JSONDecodeError": ("def run(function): return function('x')", (lambda x: __import__("json").loads(x),)),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_what_is_raised_on_purpose_or_by_what_is_given_is_an_answer(name: str) -> None:
+    source, args = ANSWERS[name]
+    run = own(source)
+    assert asked(lambda: run(*args)) == name
+
+
+class Own(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert len(x) > 0
+        return x.tanh()
+
+
+@pytest.mark.parametrize(
+    "fault", ["def run(self, call): return {}[call]", "def run(self, call): return [][0]", None]
+)
+def test_a_fault_of_a_question_about_rows_ends_the_capture(
+    monkeypatch: pytest.MonkeyPatch, fault: str | None
+) -> None:
     def wrong(self: Any, call: Any) -> None:
         raise AttributeError("of the model")
 
     model, x = nn.Sequential(nn.Linear(4, 4), Own(), nn.Linear(4, 4)), torch.randn(4, 4)
     monkeypatch.setattr(RowsMet, "_most_named", wrong)
     capture(model, (x,))
-    monkeypatch.setattr(RowsMet, "_most_named", None)
-    with pytest.raises(
-        CaptureError, match=r"fault of autopipe's own, at tracing.*among_many\.py:\d+: TypeError"
-    ):
+    monkeypatch.setattr(RowsMet, "_most_named", fault and own(fault))
+    with pytest.raises(CaptureError, match=r"fault of autopipe's own, at tracing.*\.py:\d+: \w+Error"):
         capture(model, (x,))

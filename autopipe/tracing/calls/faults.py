@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import os
 import pathlib
 import sys
+import types
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -14,16 +16,26 @@ from ...errors import CaptureError
 __all__ = ["faults_told", "of_models", "raise_again"]
 
 _HERE = str(pathlib.Path(__file__).parents[2])
-_FAULTS = (AssertionError, AttributeError, ImportError, NameError, TypeError)
-_HANDS_ON = frozenset({"__call__", "__torch_dispatch__", "__torch_function__", "_run", "raise_again"})
-"""Code of autopipe's that calls a model's functions: errors of those that are not Python's end there."""
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "mpmath", "networkx", "numpy", "scipy", "sympy", "torch"})
+"""What fails for whoever called it, a model or autopipe."""
+_FAULTS = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, RecursionError,
+    StopIteration, TypeError, ValueError,
+)  # fmt: skip
+_ON_PURPOSE, _HANDING_ON = dis.opmap["RAISE_VARARGS"], dis.opmap["CALL_FUNCTION_EX"]
+_RUNS_CALLS = "perform.py", "_run"
+"""The file and name of what asks the values of a recording for their methods."""
+_CYCLE = 200
+"""So many frames at the end of a recursion show whose it is."""
 
 
 def of_models() -> tuple[type[Exception], ...]:
     """What an ``except`` is to take where any error of a model's code is an answer: not autopipe's own.
 
     As in ``except of_models():``, of the error that is raised then. One that autopipe's code makes itself,
-    as by an attribute that is not there, would pass for what the model says.
+    as by an attribute that is not there, would pass for what the model says. Whose it is tells the innermost
+    code that is no library's: autopipe's has not made it where it raises it on purpose, nor where it calls
+    what it was given with arguments that it was given (``function(*args)``).
 
     >>> try:
     ...     [].answer
@@ -40,7 +52,7 @@ def faults_told() -> Iterator[None]:
     """Within it a fault of autopipe's own, while it captures, is told as a :class:`CaptureError`."""
     try:
         yield
-    except _FAULTS as error:
+    except (*_FAULTS, RuntimeError) as error:
         if not (place := _place_of_fault(error)):
             raise
         raise CaptureError(
@@ -51,14 +63,38 @@ def faults_told() -> Iterator[None]:
 
 def _place_of_fault(error: BaseException) -> str:
     """Where autopipe's own code made an error that is no answer of a model's; else nothing."""
-    step = error.__traceback__
-    while step is not None and step.tb_next is not None:
-        step = step.tb_next
-    if step is None or not isinstance(error, _FAULTS):
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+        error = error.__cause__  # which a generator ended in
+    if not isinstance(error, _FAULTS):
         return ""
-    code = step.tb_frame.f_code
-    is_here = code.co_filename.startswith(_HERE) and code.co_name not in _HANDS_ON
-    return f"{code.co_filename.removeprefix(_HERE).lstrip(os.sep)}:{step.tb_lineno}" if is_here else ""
+    steps = [step for step in _steps(error) if not _is_of_library(step)]
+    if not steps or not all(
+        map(_is_ours, steps[-_CYCLE:] if isinstance(error, RecursionError) else steps[-1:])
+    ):
+        return ""
+    code, line = steps[-1].tb_frame.f_code, steps[-1].tb_lineno
+    does = code.co_code[steps[-1].tb_lasti]
+    is_raised = code is raise_again.__code__ or (
+        does == _ON_PURPOSE and not isinstance(error, AssertionError)
+    )
+    if is_raised or does == _HANDING_ON or (pathlib.Path(code.co_filename).name, code.co_name) == _RUNS_CALLS:
+        return ""
+    return f"{code.co_filename.removeprefix(_HERE).lstrip(os.sep)}:{line}"
+
+
+def _steps(error: BaseException) -> Iterator[types.TracebackType]:
+    step = error.__traceback__
+    while step is not None:
+        yield step
+        step = step.tb_next
+
+
+def _is_ours(step: types.TracebackType) -> bool:
+    return step.tb_frame.f_code.co_filename.startswith(_HERE)
+
+
+def _is_of_library(step: types.TracebackType) -> bool:
+    return str(step.tb_frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
 
 
 def raise_again(error: Exception) -> NoReturn:

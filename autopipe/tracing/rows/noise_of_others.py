@@ -134,12 +134,16 @@ class _SizesDrawn(HiddenMode):
 
 
 def _rows_in(few: _Sizes, more: _Sizes, n: int) -> _Axes:
-    """Where rows lie in what is drawn: along the only axis that grows as they do, from ``n`` to one more."""
-    found = []
-    for here, there in zip(few, more, strict=True):
-        pairs = zip(here, there, strict=True)
-        found.append([_axis(a, b, n) for a, b in pairs])
-    return found
+    """Where rows lie in what is drawn: along the only axis that grows as they do, from ``n`` to one more.
+
+    Raises :class:`ValueError` where code that goes by its draws has gone on to draw something else.
+    """
+    if [[len(shape) for shape in each] for each in few] != [[len(shape) for shape in each] for each in more]:
+        raise ValueError("more rows lead to other draws")
+    return [
+        [_axis(a, b, n) for a, b in zip(here, there, strict=True)]
+        for here, there in zip(few, more, strict=True)
+    ]
 
 
 def _axis(few: Sequence[int], more: Sequence[int], n: int) -> int | None:
