@@ -310,8 +310,14 @@ class RowsMet:
         return {n for n in near.union(_SMALL) if n <= most}
 
     def _is_same(self, call: Call, two: _Made, made: _Made, n: int) -> bool:
-        """Whether ``n`` rows give what ``two`` do; what has no rows may be a mean or a sum."""
-        for i, (of, t) in enumerate(zip(tensors(two[0]), tensors(made[0]), strict=True)):
+        """Whether ``n`` rows give what ``two`` do; what has no rows may be a mean or a sum.
+
+        Raises :class:`ValueError` where there are as many tensors as rows, or data say: none is another's.
+        """
+        some, others = tensors(two[0]), tensors(made[0])
+        if len(some) != len(others):
+            raise ValueError("more rows give other numbers of tensors")
+        for i, (of, t) in enumerate(zip(some, others, strict=True)):
             along = self._places(call, i)
             is_mean = not along and t.shape == of.shape
             if is_mean and not any(is_close(t, k * of, ROUNDED) for k in (1, n / 2)):
