@@ -137,7 +137,7 @@ class Results:
     def are_telling(self) -> bool:
         """Whether the numbers made of inputs tell anything: no mean of nothing does, nor one that stays."""
         made = [i for i in self._numbers if self.leaves[i].depends & Depends.INPUT]
-        figures = [[float(self.of(rows)[i]) for rows in ("ab", "aa", "bb")] for i in made]
+        figures = [[_figure(self.of(rows)[i]) for rows in ("ab", "aa", "bb")] for i in made]
         return all(all(map(math.isfinite, each)) and len({*each}) > 1 for each in figures)
 
     def fault(self, dim: Dim, shapes: _Shapes, allowed: Mapping[dtype, float]) -> str:
@@ -327,9 +327,9 @@ class Results:
 
         A batch of three draws other noise than one of two, so each row is given its own.
         """
-        aa, bb, bab = (float(self.placed(rows)[i]) for rows in ("aa", "bb", "bab"))
+        aa, bb, bab = (_figure(self.placed(rows)[i]) for rows in ("aa", "bb", "bab"))
         allowed = ALLOWED.get(self.of("ab")[i].dtype, ALLOWED_BELOW) * max(map(abs, (aa, bb, bab)))
-        shares = self._shares_in(float(self.of("ab")[i]), aa, bb)
+        shares = self._shares_in(_figure(self.of("ab")[i]), aa, bb)
         if shares is None:
             return bab, aa / 2 + bb, bab, allowed
         a, b = shares
@@ -351,14 +351,14 @@ class Results:
         be one in one of them alone. In both orders, too, where noise is drawn: each place has its own, and
         only both together have what rows a a and b b have.
         """
-        ab, aa, bb = figures = [float(self.of(rows)[i]) for rows in ("ab", "aa", "bb")]
+        ab, aa, bb = figures = [_figure(self.of(rows)[i]) for rows in ("ab", "aa", "bb")]
         shares = self._shares if all(map(math.isfinite, figures)) else None
         if shares is not None:
             expected = shares[0] * aa + shares[1] * bb
-            found = (ab + float(self.of("ba")[i])) / 2 if self._is_noisy else ab
+            found = (ab + _figure(self.of("ba")[i])) / 2 if self._is_noisy else ab
             if abs(found - expected) <= allowed * max(map(abs, figures)):
                 return ""
-        ba = float(self.of("ba")[i])
+        ba = _figure(self.of("ba")[i])
         if not all(map(math.isfinite, (*figures, ba))):
             return self._no_mean_of_either(i, ab, (aa, bb), allowed)
         scale = max(map(abs, (*figures, ba)))
@@ -371,7 +371,7 @@ class Results:
         if is_unknown and level is not EQUAL and min(aa, bb) <= ab <= max(aa, bb):
             return ""  # how the rows weigh cannot be told
         if self._is_counted and not self._is_longer:
-            aa, bb, abb = (float(self.placed(rows)[i]) for rows in ("aa", "bb", "abb"))
+            aa, bb, abb = (_figure(self.placed(rows)[i]) for rows in ("aa", "bb", "abb"))
             share = (bb - ab) / (ab - aa) if ab != aa else math.inf
             is_told = self._noise.is_by_row and 0 < share < math.inf
             if is_told and abs(abb - (share * aa + 2 * bb) / (share + 2)) <= allowed * scale:
@@ -388,11 +388,11 @@ class Results:
             return ""
         if not self._is_counted:
             return f"{ab:.6g} for two rows, of which one alone gives {each[0]:.6g} and one {each[1]:.6g}"
-        known = float(self.placed(a + a)[i])
+        known = _figure(self.placed(a + a)[i])
         if self._is_longer or not math.isfinite(known):
             return ""
         for rows, share in ((a + a + b, 2 / 3), (a + b + b, 1 / 3)):
-            found, expected = float(self.placed(rows)[i]), share * known + (1 - share) * (2 * ab - known)
+            found, expected = _figure(self.placed(rows)[i]), share * known + (1 - share) * (2 * ab - known)
             is_other = abs(found - expected) > allowed * max(map(abs, (found, ab, known)))
             if is_other and self._noise.is_by_row:
                 return f"{found:.6g} for three rows, where it is {known:.6g} for one and {ab:.6g} for two"
@@ -488,6 +488,13 @@ def _are_other(ab: Any, there: Any, rows: str, axis: int, allowed: Mapping[dtype
         return False
     pairs = ((ab.select(axis, "ab".index(row)), there.select(axis, i)) for i, row in enumerate(rows))
     return any(x.shape == y.shape and not is_close(x, y, allowed) for x, y in pairs)
+
+
+def _figure(value: Any) -> float:
+    """What a tensor of one number holds. Raises :class:`ValueError` where data have made none of it, or more."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError("rows that make one number make none of other data, or several")
+    return float(value)
 
 
 def _extent(tensor: Tensor, axis: int) -> int:
