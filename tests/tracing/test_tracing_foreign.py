@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from autopipe.errors import CaptureError
@@ -163,3 +163,43 @@ class Applies(Scales):
 def test_a_function_that_uses_a_weight_it_is_not_given_is_refused(model):
     with pytest.raises(CaptureError, match=r"uses first\.weight.*hand it over as an argument"):
         capture(model(), (torch.randn(4, WIDTH),))
+
+
+class Slot:
+    """Holds a weight that is set ahead of each call, where nobody looks."""
+
+    __slots__ = ("given",)
+
+    @property
+    def weight(self) -> Tensor:
+        if self.given is None:
+            raise AttributeError("set the weight first")
+        return self.given
+
+
+class Scaling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.slot = Slot()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.slot.weight
+
+
+class Generated(nn.Module):
+    """A network that makes the weight of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hyper, self.layer, self.last = nn.Linear(4, 4), Scaling(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        self.layer.slot.given = self.hyper(h)
+        made = self.layer(x)
+        self.layer.slot.given = None
+        return self.last(made)
+
+
+def test_what_a_captured_graph_fails_with_is_told() -> None:
+    with pytest.raises(CaptureError, match=r"fails where the model runs \(set the weight first\)"):
+        capture(Generated(), (torch.randn(4, 4), torch.randn(4)))

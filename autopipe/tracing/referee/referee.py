@@ -29,6 +29,7 @@ from ..runs.runs import Runs
 from ..runs.same_in_eval import Evaluation
 from ..sizes import dims as sizing
 from ..sizes.rerun import replay
+from ..sizes.trials import first_line
 from ..sizes.variation import Variation
 from ..state.example_data import projected
 from ..state.fills import without_fills
@@ -219,8 +220,8 @@ class Referee:
                 said = "" if is_idle else said
         except AutopipeError:
             return None  # the graph itself refuses these data
-        except of_models():  # whatever it is, the model does not raise it
-            said = "the captured graph fails where the model runs"
+        except of_models() as error:  # whatever it is, the model does not raise it
+            said = f"the captured graph fails where the model runs ({first_line(error)})"
         if not said:
             self._knows_gradients |= self.forms[True] is self.forms[False]
             return None
