@@ -251,7 +251,7 @@ def gradient_of(
     places: Sequence[int] = (0, -1),
     scales: Sequence[float] | None = None,
 ) -> Tensor:
-    """The gradients of all weights, as one row of numbers of the narrowest type among them.
+    """The gradients of all weights, as one row of numbers of the narrowest type among them; none without any.
 
     They begin at numbers, and in some ``places`` of tensors that come with the axes of their rows, of one as
     large as it is of the ``scales``, or 1.
@@ -259,8 +259,10 @@ def gradient_of(
     sized = zip(made, scales or [1.0] * len(made), strict=True)
     begun = ((t, rows, scale) for (t, rows), scale in sized if t.requires_grad and _may_begin(t, rows))
     seeds = [(t, _seed(t, rows, places) * scale) for t, rows, scale in begun]
+    if not weights:
+        return torch.zeros(0, device="cpu")
     found: Sequence[Tensor | None] = [None] * len(weights)
-    if seeds and weights:
+    if seeds:
         values, starts = zip(*seeds, strict=True)
         with hooks_kept_back(weights):
             found = torch.autograd.grad(values, weights, starts, retain_graph=True, allow_unused=True)

@@ -491,7 +491,7 @@ def _are_other(ab: Any, there: Any, rows: str, axis: int, allowed: Mapping[dtype
 
 
 def _figure(value: Any) -> float:
-    """What a tensor of one number holds. Raises :class:`ValueError` where data have made none of it, or more."""
+    """What a tensor of one number holds; raises :class:`ValueError` where data have made no one of it."""
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ValueError("rows that make one number make none of other data, or several")
     return float(value)
