@@ -69,6 +69,7 @@ class Manner:
     recompute: whether a forward keeps its inputs alone, and runs again in backward.
     mutated: the buffers that a forward writes, as (module, name in it).
     is_random: whether any of its ops draws. derives: whether its forward makes gradients itself.
+    transforms: whether it does so by transforms of ``torch.func``, which take no hooks on what is saved.
     offloads: whether what autograd keeps is moved to the host's memory meanwhile.
     """
 
@@ -78,6 +79,7 @@ class Manner:
     mutated: Sequence[tuple[nn.Module, str]]
     is_random: bool
     derives: bool
+    transforms: bool
     offloads: bool
 
 
@@ -104,7 +106,7 @@ class Worker:
         self._named: dict[str, Any] = {"section": section.name} if section.name else {}
         self._loss, self._forward_context = manner.loss, manner.forward_context
         self._recompute, self._mutated, self._is_random = manner.recompute, manner.mutated, manner.is_random
-        self._derives = manner.derives
+        self._derives, self._transforms = manner.derives, manner.transforms
         self._offloads = manner.offloads and not manner.recompute
         # of what layers of torch's write, as batch norms their statistics, autograd keeps nothing
         own = [held for held in self._mutated if type(held[0]) is nn.Module or not is_torchs(held[0])]
@@ -260,6 +262,8 @@ class Worker:
         written = [b for m, name in self._rewritten if (b := m._buffers[name]) is not None]
         if not self._step.grad or not (self._offloads or written):
             return contextlib.nullcontext()
+        if self._transforms:
+            return _lent(self._rewritten)
         if not self._offloads:
             return kept_as_read(written)
 
@@ -427,6 +431,23 @@ def _unchanged(
     finally:
         for (module, name), buffer in zip(buffers, kept, strict=True):
             module._buffers[name] = buffer
+
+
+@contextlib.contextmanager
+def _lent(buffers: Sequence[tuple[nn.Module, str]]) -> Iterator[None]:
+    """Within it the modules have copies of these buffers, which autograd may keep; they are written back."""
+    kept = _held(buffers)
+    lent = _copies(kept)
+    for (module, name), buffer in zip(buffers, lent, strict=True):
+        module._buffers[name] = buffer
+    try:
+        yield
+    finally:
+        for (module, name), buffer, copied in zip(buffers, kept, lent, strict=True):
+            if buffer is not None and copied is not None and module._buffers[name] is copied:
+                with torch.no_grad():
+                    buffer.copy_(copied)
+                module._buffers[name] = buffer
 
 
 def _held(buffers: Sequence[tuple[nn.Module, str]]) -> list[Tensor | None]:

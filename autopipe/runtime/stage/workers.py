@@ -82,6 +82,10 @@ def make_workers(
                 op.name in capture.deriving or (op.kind == "module" and code.may_hook(op.target))
                 for op in ops
             ),
+            transforms=any(
+                op.target.startswith("torch.func.") or (op.kind == "module" and code.may_transform(op.target))
+                for op in ops
+            ),
             offloads=offloads,
         )
         if is_tail:

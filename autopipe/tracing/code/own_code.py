@@ -34,6 +34,11 @@ __all__ = ["HOOKS", "OwnCode"]
 HOOKS = frozenset({"register_hook", "register_prehook", "register_multi_grad_hook"})
 """Methods that put hooks on gradients of what a forward computes: they need gradients enabled."""
 
+_TRANSFORMS = frozenset({
+    "func", "functionalize", "functorch", "grad", "grad_and_value", "hessian", "jacfwd", "jacrev", "jvp",
+    "linearize", "vjp",
+})  # fmt: skip
+"""Names by which code comes to transforms that derive."""
 _NO_CODE = frozenset({bool, dict, float, int, list, set, str, tuple, type(None), nn.Parameter, torch.Tensor})
 _MAKING = frozenset({"__init__", "__init_subclass__"})
 """Methods that make objects and classes, ahead of all calls."""
@@ -146,6 +151,10 @@ class OwnCode:
     def may_hook(self, path: str) -> bool:
         """Whether code of a layer, forward hooks among it, may put hooks on gradients of its values."""
         return not HOOKS.isdisjoint(self._names(True, path))
+
+    def may_transform(self, path: str) -> bool:
+        """Whether code of a layer may call transforms of ``torch.func``."""
+        return not _TRANSFORMS.isdisjoint(self._names(True, path))
 
     def numbers(
         self, call: Call, may_run: Callable[[types.FunctionType], bool] | None = None
