@@ -76,6 +76,8 @@ class MixedRows:
             always, training, in_evaluation = "", tail.before, ""
             self._check_given()
             self._check_taken(batch)
+        elif {op.name for op in self._capture.ops.compute} <= {*tail.ops}:
+            always = always or (training if self._model.training else "")  # nothing is left for microbatches
         forms = self._capture.forms[self._model.training]
         usual = self._capture.own[self._model.training][0]
         others = [forms[number].variation.mixing for number in sorted({*batch.forms} - {usual})]

@@ -100,12 +100,17 @@ def pick_device(
 
 
 def sections_of(stages: Sequence[Stage], options: Options) -> list[Section]:
-    """What is run of each stage: all of it, or of the last, before and apart, what takes the whole batch."""
+    """What is run of each stage: all of it, or of the last, before and apart, what takes the whole batch.
+
+    Not apart where that is all that the model does: then nothing is made of microbatches.
+    """
     found = [stage.sections[""] for stage in stages]
     last = stages[-1].sections
     is_elsewhere = {*(options.batch_dims or ())} - {"target"}
     if options.mixed_rows == "tail" and "tail" in last and not is_elsewhere:
-        return [*found[:-1], last["body"], last["tail"]]
+        apart = [*found[:-1], last["body"], last["tail"]]
+        if any(not {*section.outputs}.isdisjoint(last["tail"].inputs) for section in apart[:-1]):
+            return apart
     return found
 
 
