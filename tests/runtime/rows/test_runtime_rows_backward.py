@@ -202,12 +202,26 @@ class Hooker:
             x.register_hook(self.hook)
 
 
+class HookedByAnObject(nn.Module):
+    """A layer that stays whole as it reads data, and has an object set its hook."""
+
+    def __init__(self, hook):
+        super().__init__()
+        self.linear, self.hooker = nn.Linear(4, 4), Hooker(hook)
+
+    def forward(self, x):
+        x = self.linear(x)
+        assert len(x.tolist()) == len(x)
+        self.hooker.attach(x)
+        return x * 1
+
+
 class Passing(nn.Module):
     """A layer that stays whole as it reads data, and has a function or a method of its own set its hook."""
 
     def __init__(self, sets, hook):
         super().__init__()
-        self.linear, self.sets, self.hook, self.hooker = nn.Linear(4, 4), sets, hook, Hooker(hook)
+        self.linear, self.sets, self.hook = nn.Linear(4, 4), sets, hook
 
     def of_its_own(self, x):
         if x.requires_grad:
@@ -220,8 +234,6 @@ class Passing(nn.Module):
             self.of_its_own(x)
         elif self.sets == "function":
             hook_on(x, self.hook)
-        elif self.sets == "object":
-            self.hooker.attach(x)
         elif self.sets == "ahead":
             hook_ahead(x, self.hook)
         else:
@@ -289,6 +301,7 @@ MIXED = {
     "a layer's function": (lambda: Words(layer=Within(Normed)), "the backward of apply"),
     "a layer's hook": (lambda: Words(layer=Hooking(normed, is_inside=True)), "the backward of layer"),
     "a hook on a layer": (lambda: Words(layer=Hooking(normed, is_inside=False)), "the backward of layer"),
+    "a hook set by an object": (lambda: Words(layer=HookedByAnObject(normed)), "the backward of layer"),
     "a function by numbers": (lambda: Words(function=Averaged), "the backward of apply"),
     "a layer's function by numbers": (lambda: Words(layer=Within(Averaged)), "the backward of apply"),
     "a function by places": (lambda: Words(function=Halved), "the backward of apply"),
@@ -301,7 +314,7 @@ MIXED = {
     "what is saved": (lambda: Words(layer=Packing(rounded_by_the_largest)), "the backward of "),
     **{
         f"a hook set by {sets}": (lambda s=sets: Words(layer=Passing(s, normed)), "the backward of layer")
-        for sets in ("method", "function", "ahead", "within", "object")
+        for sets in ("method", "function", "ahead", "within")
     },
 }
 ALONE = {
