@@ -224,6 +224,8 @@ class Runs:
         if shared and self.repeats.hangs_on(shared.values(), left, training):
             for call in calls:
                 call.shares |= frozenset(str(place) for place in left.get(call.path, ()) if place in shared)
+        self.snapshot.start(training)
+        self.run(training)  # others look at where a call leaves the model
 
     def take(self, shifted: Recording, attempt: Attempt) -> Recording:
         """A recording just made with shifted numbers that is as it would be without, looked at as others."""
