@@ -114,9 +114,14 @@ class Position:
                 yield frame
             frame = frame.f_back
 
-    def is_importing(self) -> bool:
-        """Whether what runs now is imported, which is done once."""
-        return any(frame.f_code.co_filename.startswith(_IMPORTING) for frame in self._frames())
+    def is_of_tools(self) -> bool:
+        """Whether what runs now is imported, or torch's own, such as names of what it compiles: done once."""
+        frames = [*self._frames()]
+        if any(frame.f_code.co_filename.startswith(_IMPORTING) for frame in frames):
+            return True
+        files = (f.f_code.co_filename for f in frames if not _is_of_python(f.f_globals.get("__name__", "")))
+        file = next(files, "")
+        return file.startswith(_SKIPPED[1]) and not file.startswith(_LAYERS)
 
     def is_said(self) -> bool:
         """Whether the text that is being made only tells people: of an error, a warning, a log."""
@@ -201,3 +206,8 @@ class Position:
             return path
         inside = (self.modules.get(id(m), "") for m in module.modules() if m is not module)
         return path if path == "" or any(p and not self.is_leaf(p) for p in inside) else None
+
+
+def _is_of_python(module: str) -> bool:
+    root = module.partition(".")[0]
+    return root in sys.stdlib_module_names and root != "__main__"

@@ -389,8 +389,8 @@ class OpaqueCalls:
         return self.custom(named.Named(copy.copy), copy.copy, (tensor,), {})
 
     def outside_draw(self, name: str) -> None:
-        """Code outside torch is about to draw a random number; what is imported may draw of the system."""
-        if name == opaque.SYSTEM and self.at.is_importing():
+        """Code outside torch is about to draw a random number; tools may draw of the system."""
+        if name == opaque.SYSTEM and self.at.is_of_tools():
             return
         if self.at.is_recorded:
             self.at.keep_whole(f"{self.at.source()}: {name} draws a random number", self.at.running())
