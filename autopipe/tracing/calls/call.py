@@ -15,7 +15,9 @@ from ..inputs.structure import Spec
 from .regions import Region
 from .streams import Stream
 
-__all__ = ["Branch", "Call", "Depends", "Guard", "Recording", "Setting", "calls_in", "map_calls"]
+__all__ = [
+    "Branch", "Call", "Depends", "Guard", "Recording", "Setting", "behind", "calls_in", "map_calls",
+]  # fmt: skip
 
 
 class Depends:
@@ -248,6 +250,16 @@ class Recording:
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype})
+
+
+def behind(call: Call) -> set[Call]:
+    """A call and all that it is made of."""
+    found, left = {call}, [call]
+    while left:
+        new = {c for c in left.pop().inputs if c not in found}
+        found |= new
+        left += new
+    return found
 
 
 def calls_in(value: Any) -> list[Call]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .call import Call, Depends
+from .call import Call, Depends, behind
 
 __all__ = [
     "DEFAULTS",
@@ -63,7 +63,7 @@ def can_be_counted(model: nn.Module, options: Mapping[str, Any]) -> bool:
     if not isinstance(weight, Call):
         return weight is None
     held = {name for found in (model.named_parameters, model.named_buffers) for name, _ in found()}
-    made = _behind(weight)
+    made = behind(weight)
     return not any(c.op == "call_module" or (c.op == "get_attr" and c.target in held) for c in made)
 
 
@@ -84,7 +84,7 @@ def counted_apart(model: nn.Module, calls: Iterable[Call], shapes: Mapping[int, 
         names.append(call.name)
         are_drawn |= bool(target.depends & Depends.RANDOM)
         kinds.setdefault(shapes.get(id(target)), set()).update(
-            c for c in _behind(target) if c.op == "placeholder"
+            c for c in behind(target) if c.op == "placeholder"
         )
     given = [inputs for inputs in kinds.values() if inputs]
     is_apart = any(a.isdisjoint(b) for a, b in itertools.combinations(given, 2))
@@ -166,13 +166,3 @@ def _argument(call: Any, name: str) -> Any:
     if name in call.kwargs:
         return call.kwargs[name]
     return call.args[_PLACES[name]] if _PLACES[name] < len(call.args) else DEFAULTS[name]
-
-
-def _behind(call: Call) -> set[Call]:
-    """A call and all that it is made of."""
-    found, left = {call}, [call]
-    while left:
-        new = {c for c in left.pop().inputs if c not in found}
-        found |= new
-        left += new
-    return found

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...graph import Dim
 from ...units import Size, symbol
-from ..calls.call import Call, Depends, Recording
+from ..calls.call import Call, Depends, Recording, behind
 from ..calls.labels import label_options
 from .data_dependent import Change
 from .results import axes
@@ -62,11 +62,14 @@ def truths_apart(
 ) -> Iterator[Change]:
     """What makes all that rows are asked true of row a, and of row b half of it, then none.
 
-    Nothing where the form makes nothing of all rows together but means over labels.
+    Nothing where the form makes nothing of all rows together but means over labels. What is asked of whole
+    numbers by which rows are cut, as where lengths pack them, is not true of other places than these leave.
     """
     asked: dict[int, int] = {}
+    cutting = _cutting(form)
     for call in form.calls:
-        if _is_truth(call) and not any(map(_is_truth, call.inputs)):
+        is_first = _is_truth(call) and not any(map(_is_truth, call.inputs))
+        if is_first and not (all(map(_is_whole, call.inputs)) and behind(call) & cutting):
             asked |= {id(call): axis for axis in axes(call, 0, dim, shapes)[:1]}
     if not asked or not gathers(model, form, given, dim, shapes):
         return
@@ -86,6 +89,18 @@ def _turned(asked: Mapping[int, int], share: float, rows: str, call: Call, value
         of_row = torch.atleast_1d(truths.select(axis, place))
         of_row[..., int(share * of_row.shape[-1]) :] = False
     return truths
+
+
+def _cutting(form: Recording) -> set[Call]:
+    """The whole numbers among a form's inputs that sizes of others are made of."""
+    cut = (c for c in form.calls if c.depends & Depends.DATA)
+    made = set[Call]().union(*(behind(c) for c in cut if not any(d.depends & Depends.DATA for d in c.inputs)))
+    return {call for call in made if call.op == "placeholder" and _is_whole(call)}
+
+
+def _is_whole(call: Call) -> bool:
+    value = call.value
+    return not (isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()))
 
 
 def _is_truth(call: Call) -> bool:

@@ -64,3 +64,37 @@ def test_it_runs_on_the_whole_batch(mean):
     x[::3, 0] = 4
     found = pipe.runtime().step(x).loss.as_subclass(torch.Tensor)
     torch.testing.assert_close(found, model(x).detach())
+
+
+class Trimmed(nn.Module):
+    """Rows up to the longest, and what is made of those within each length."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.first, self.last, self.make = nn.Linear(6, 6), nn.Linear(6, 6), make
+
+    def forward(self, x, lengths):
+        x = self.first(x[:, : lengths.max()]).tanh()
+        return self.make(self.last(x), torch.arange(x.shape[1]) < lengths[:, None])
+
+
+@pytest.mark.parametrize(
+    ("make", "is_mixed"),
+    [
+        (lambda each, inside: (each * inside[..., None]).sum(1), False),
+        (lambda each, inside: each.masked_fill(~inside[..., None], -1e9).amax(1), False),
+        (lambda each, inside: (each * inside[..., None]).sum() / inside.sum(), True),
+        (lambda each, inside: each[inside].mean(), True),
+        (lambda each, inside: each.mean(1), True),
+    ],
+    ids=["summed", "largest", "mean", "chosen", "of padding"],
+)
+def test_a_mask_is_true_of_no_place_that_lengths_leave_out(make, is_mixed):
+    torch.manual_seed(0)
+    model, x = Trimmed(make).double(), torch.randn(6, 9, 6, dtype=torch.float64)
+    lengths = torch.tensor([7, 5, 4, 7, 3, 2])
+    found = autopipe.capture(model, (x, lengths)).variation.mixing
+    assert bool(found.always) == is_mixed
+    if not is_mixed:
+        run = autopipe.split(model, 2, (x, lengths), n_microbatches=3, costs="estimated").runtime()
+        torch.testing.assert_close(run.forward(x, lengths).as_subclass(torch.Tensor), model(x, lengths))
