@@ -22,7 +22,7 @@ from ...torch_private import HiddenMode
 from ..calls.call import Call, Depends, Recording
 from ..calls.faults import of_models
 from ..calls.functions import classify, kind_of_name, plain_name, selects_by_mask, tensors
-from ..calls.named import is_code
+from ..calls.named import is_code, is_users_operator
 from ..code.leaves import asking, is_atomic
 from .alike_layers import AlikeLayers, deed
 from .code_run import CodeRun
@@ -30,6 +30,7 @@ from .inner_numbers import FAR, LINEAR, Numbers, in_place_of
 from .results import Rows, is_number
 from .tables import PICKS, are_alike, are_by_number, held_tables, picked
 from .thresholds import CUTS, places_beyond
+from .unseen_reads import UnseenReads
 from .varied_data import made_of_rows
 
 __all__ = [
@@ -154,7 +155,8 @@ class Watch:
             noted.done = []  # what they did is none of the next call's
 
         alike = AlikeLayers(self._form)
-        with _Noted(self._tables, self._n_rows, self.ran) as noted, self.ran:
+        noted = _Noted(self._tables, self._n_rows, self.ran)
+        with noted.unseen, noted, self.ran:
             result = run("ab", shown)
         self.noted, self.found, self.may_bend, self.alike = noted, found, noted.may_bend, alike
         return result
@@ -352,6 +354,10 @@ class _Noted(Numbers):
         self.beyond: set[tuple[int, int]] = set()
         self.truths: dict[_Place, int] = {}
         self.done: list[Any] | None = []
+        self.unseen = UnseenReads(self._note_read)
+
+    def _note_read(self) -> None:
+        self.has_read, self.done = True, None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         known = _Known.of(func)
@@ -374,7 +380,11 @@ class _Noted(Numbers):
         self.tables.update(tables)
         if types or not isinstance(func, _OF_C) or any(map(callable, args)):
             self._ran.go_on()  # a function may call the model's code
-            result = func(*args, **kwargs)
+            self.unseen.inside = is_users_operator(func)
+            try:
+                result = func(*args, **kwargs)
+            finally:
+                self.unseen.inside = False
             self._ran.pause()
         else:
             result = func(*args, **kwargs)

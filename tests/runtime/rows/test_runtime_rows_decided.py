@@ -1,5 +1,7 @@
 """What all rows together decide, where none of the example does: a limit passed, a label it lacks."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from rows_models import captured_mixing
@@ -155,3 +157,52 @@ class Around(nn.Module):
 def test_scripted_code_that_goes_by_values_has_all_rows_at_once(code, is_refused):
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     assert bool(captured_mixing(Around(code), x).always) is is_refused
+
+
+@torch.library.custom_op("autopipe_tests::by_mean", mutates_args=())
+def by_mean(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if bool(x.mean() > 0.5) else x.clone()
+
+
+@torch.library.custom_op("autopipe_tests::by_row", mutates_args=())
+def by_row(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([row * 2 if row.mean().item() > 0.5 else row for row in x])
+
+
+for operator in (by_mean, by_row):
+    operator.register_autograd(
+        lambda ctx, slope: slope * ctx.factor,
+        setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", output / inputs[0]),
+    )
+
+
+def in_a_thread(x):
+    with ThreadPoolExecutor(1) as pool:
+        return x * 2 if pool.submit(lambda: x.mean().item() > 0.5).result() else x
+
+
+class Leaf(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_mixed"),
+    [
+        (by_mean, True),
+        (Leaf(by_mean), True),
+        (by_row, False),
+        (Leaf(by_row), False),
+        (Leaf(in_a_thread), True),
+    ],
+    ids=["operator", "layer of it", "operator of rows", "layer of that", "thread"],
+)
+def test_values_that_are_read_where_no_mode_looks_are_seen(code, is_mixed):
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    item = torch.Tensor.item
+    assert bool(captured_mixing(Around(code), x).always) is is_mixed
+    assert torch.Tensor.item is item
