@@ -44,7 +44,7 @@ class MixedRows:
         """``is_whole``: what mixes rows at the model's end gets the whole batch."""
         self._capture, self._model, self._variation = capture, capture.model, capture.variation
         self._mode, self._is_whole = mode, is_whole
-        self._warned = False
+        self._told = set[str]()
         self._mixing, self._tail = self._variation.mixing, self._variation.tail
         self._by_mode, self._n_checked, self._is_checked = "", 0, False
         self._drawn: dict[bool, str] = {}
@@ -108,23 +108,27 @@ class MixedRows:
                 "where the batch lies along another axis; mixed_rows='allow' to take each microbatch for a "
                 "batch"
             )
-        if (always or less) and not self._warned:
-            self._warned = True
-            _logger.warning(
-                "rows of a batch of %s depend on one another (%s): each microbatch is a batch of its own "
-                "there, as with gradient accumulation; n_microbatches=1 takes the batch whole",
-                name,
-                always or less,
+        changed, said = found.by_call, found.said_by_call
+        if not self._model.training:
+            changed, said = found.evaluation.by_call, found.said_in_evaluation
+        if always or less:
+            self._tell(
+                f"rows of a batch of {name} depend on one another ({always or less}): each microbatch is "
+                "a batch of its own there, as with gradient accumulation; n_microbatches=1 takes the batch "
+                "whole"
             )
-        said = found.said_by_call if self._model.training else found.said_in_evaluation
-        if said and not self._warned:
-            self._warned = True
-            _logger.warning("%s: %s", name, said)
-        if found.said_untold and not self._warned:
-            self._warned = True
-            _logger.warning("%s: %s", name, found.said_untold)
+        elif said:
+            self._tell(f"{name}: {said}", changed)
+        elif found.said_untold:
+            self._tell(f"{name}: {found.said_untold}")
         self._tell_drawn(name)
         self._is_checked = True
+
+    def _tell(self, what: str, about: Sequence[str] = ()) -> None:
+        """Say something once, or once ``about`` each of some names, whatever the mode."""
+        if not self._told.issuperset(about or (what,)):
+            self._told.update(about or (what,))
+            _logger.warning("%s", what)
 
     def _tell_drawn(self, name: str) -> None:
         """Say once which draws of the model's present mode have no numbers for each row."""
@@ -235,10 +239,12 @@ class MixedRows:
         if all(n.startswith(MODE_OF) for n in changed):
             # batch norm that trains, as it does in training
             self._by_mode = now.mixing.always or now.mixing.training
-            self._warned &= not self._by_mode
+            is_other = bool(self._by_mode)
         else:
-            self._warned &= now.mixing == self._mixing
+            is_other = now.mixing != self._mixing
             self._mixing, self._tail = now.mixing, now.tail
+        if is_other:
+            self._told.clear()
         whole.accept(changed)
 
     def _weighs(self, path: str, name: str) -> bool:

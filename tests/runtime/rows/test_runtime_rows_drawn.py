@@ -210,6 +210,38 @@ def test_what_each_call_changes_in_evaluation_is_told(does, caplog):
             assert IN_EVALUATION[does] in told or not is_told
 
 
+@pytest.mark.parametrize("does", [count, fade])
+def test_that_is_told_beside_what_mixes_rows_in_training(does, caplog):
+    torch.manual_seed(0)
+    model = nn.Sequential(Counting(does), nn.BatchNorm1d(5), nn.Linear(6, 6))
+    runtime = autopipe.split(model, 2, (X,), costs="estimated", closed=["0"], n_microbatches=3).runtime()
+    for told in ("in training: 1", "0.n_calls"):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "autopipe"):
+            for _ in range(2):
+                runtime.forward(X)
+        assert [told in record.getMessage() for record in caplog.records] == [True]
+        model.eval()
+
+
+class InEither(Counting):
+    def forward(self, x):
+        return count(self, self.layer(x))
+
+
+def test_what_calls_change_in_either_mode_is_told_once(caplog):
+    torch.manual_seed(0)
+    model = nn.Sequential(InEither(count), nn.Linear(6, 6))
+    runtime = autopipe.split(model, 2, (X,), costs="estimated", closed=["0"], n_microbatches=3).runtime()
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "autopipe"):
+        for training in (True, False, True):
+            model.train(training)
+            runtime.forward(X)
+    (told,) = caplog.records
+    assert "0.n_calls" in told.getMessage()
+
+
 class OfItsOwn(nn.Module):
     """Stays whole, and draws from a generator of its own."""
 
