@@ -58,10 +58,12 @@ _SCRIPTED_VALUES = frozenset({
 })  # fmt: skip
 """What makes a plain number or truth of a tensor in scripted code."""
 _SCRIPTED_FACTS = frozenset({
-    *_SCRIPTED_SIZES, "aten::dim", "aten::stride", "aten::storage_offset", "prim::GetAttr", "prim::device",
-    "prim::dtype", "prim::layout", "prim::max", "prim::min",
+    *_SCRIPTED_SIZES, "aten::dim", "aten::stride", "aten::storage_offset", "prim::device", "prim::dtype",
+    "prim::layout", "prim::max", "prim::min",
 })  # fmt: skip
-"""What scripted code knows of tensors without their values, or holds itself."""
+"""What scripted code knows of tensors without their values."""
+_HOLDS_VALUES = re.compile("Tensor|Any|__torch__")
+"""What is in the name of each type of scripted code that may hold tensors."""
 _THREADS = frozenset({"Thread", "ThreadPool", "ThreadPoolExecutor"})
 _MOST_HELD, _DEEP = 1 << 10, 4
 """Longer tables are told apart by their kind and size alone, and what lies deeper by its kind."""
@@ -187,9 +189,7 @@ class OwnCode:
 
     def reads_unseen(self, call: Call) -> bool:
         """Whether scripted code that a call runs goes by values of what it is given, of all rows at once."""
-        return any(
-            _goes_by_values(s.inlined_graph) for s in self._scripts(call.op == "call_module", call.target)
-        )
+        return any(map(_goes_by_values, self._scripts(call.op == "call_module", call.target)))
 
     def _functions_of(self, is_module: bool, target: Any) -> list[tuple[types.FunctionType, Any]]:
         held = self._within(is_module, target)
@@ -306,21 +306,34 @@ def _texts_in(code: types.CodeType) -> Iterator[str]:
         yield from (each for each in (held if isinstance(held, tuple) else (held,)) if isinstance(each, str))
 
 
-def _goes_by_values(graph: Any) -> bool:
-    """Whether a scripted graph makes plain numbers or truths of values of tensors that it is given."""
-    todo = [v for n in _nodes_of(graph) if n.kind() in _SCRIPTED_VALUES for v in n.inputs()]
+def _goes_by_values(script: Any) -> bool:
+    """Whether a scripted function or layer makes plain numbers or truths of values that it is given."""
+    nodes = [*_nodes_of(script.inlined_graph)]
+    given = [*script.inlined_graph.inputs()][isinstance(script, torch.jit.ScriptModule) :]
+    asked = {v.unique() for v in given if _HOLDS_VALUES.search(v.type().annotation_str)}
+    carried = dict(itertools.chain(*(_carried(n) for n in nodes if n.kind() == "prim::Loop")))
+    todo = [v for n in nodes if n.kind() in _SCRIPTED_VALUES for v in n.inputs()]
     seen: set[int] = set()
     while todo:
         value = todo.pop()
         node = value.node()
         if value.unique() in seen or node.kind() in _SCRIPTED_FACTS:
             continue
-        seen.add(value.unique())
-        if node.kind() == "prim::Param" and value.type().kind() in ("TensorType", "ListType", "TupleType"):
+        if value.unique() in asked:
             return True
-        todo += node.inputs()
+        seen.add(value.unique())
+        todo += carried.get(value.unique(), node.inputs())
         todo += (v for block in node.blocks() for v in block.outputs())
     return False
+
+
+def _carried(loop: Any) -> Iterator[tuple[int, tuple[Any, Any]]]:
+    """What a loop's code is given in each turn, with what that is in the first and in later ones."""
+    (block,) = loop.blocks()
+    given, first, later = ([*values] for values in (block.inputs(), loop.inputs(), block.outputs()))
+    # ahead of these are the turn's number, how many there are at the most, and whether another follows
+    for value, *each in zip(given[1:], first[2:], later[1:], strict=True):
+        yield value.unique(), tuple(each)
 
 
 def _nodes_of(block: Any) -> Iterator[Any]:

@@ -119,6 +119,39 @@ def by_sizes(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+@torch.jit.script
+def doubled_by_a_mask(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    if mask is not None and bool(mask.any()):
+        return x * 2
+    return x
+
+
+@torch.jit.script
+def doubled_by_a_table(x: torch.Tensor, masks: dict[str, torch.Tensor]) -> torch.Tensor:
+    return x * 2 if bool(masks["over"].any()) else x
+
+
+@torch.jit.script
+class Held:
+    def __init__(self, mask: torch.Tensor):
+        self.mask = mask
+
+
+@torch.jit.script
+def doubled_by_an_object(x: torch.Tensor, held: Held) -> torch.Tensor:
+    return x * 2 if bool(held.mask.any()) else x
+
+
+@torch.jit.script
+def by_a_count_of_its_own(x: torch.Tensor, least: list[int]) -> torch.Tensor:
+    n = torch.zeros(1)
+    for _ in range(3):
+        n = n + 1
+        if float(n) > least[0]:
+            x = x * 2
+    return x
+
+
 class ByItsWeights(nn.Module):
     def __init__(self):
         super().__init__()
@@ -148,11 +181,15 @@ class Around(nn.Module):
         (doubled_by_a_mean, True),
         (grown_by_a_number, True),
         (halved_in_a_loop, True),
+        (lambda x: doubled_by_a_mask(x, x > 5), True),
+        (lambda x: doubled_by_a_table(x, {"over": x > 5}), True),
+        (lambda x: doubled_by_an_object(x, Held(x > 5)), True),
         (by_sizes, False),
+        (lambda x: by_a_count_of_its_own(x, [2]), False),
         (torch.jit.script(ByItsWeights()), False),
         (torch.jit.script(ByItsInput()), True),
     ],
-    ids=["truth", "number", "loop", "sizes", "weights", "layer"],
+    ids=["truth", "number", "loop", "mask", "table", "object", "sizes", "count", "weights", "layer"],
 )
 def test_scripted_code_that_goes_by_values_has_all_rows_at_once(code, is_refused):
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
