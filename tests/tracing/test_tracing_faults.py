@@ -139,3 +139,59 @@ def test_a_fault_of_a_question_about_rows_ends_the_capture(
     monkeypatch.setattr(RowsMet, "_most_named", fault and own(fault))
     with pytest.raises(CaptureError, match=r"fault of autopipe's own, at tracing.*\.py:\d+: \w+Error"):
         capture(model, (x,))
+
+
+class Unalike(nn.Module):
+    """Gives something ``other`` than rows where ``is_so``, as by how many there are, or what they hold."""
+
+    def __init__(self, is_so: Callable[[Tensor], bool], other: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.is_so, self.other = is_so, other
+
+    def forward(self, x: Tensor) -> Any:
+        is_so = bool((x > 100).any()) or self.is_so(x)
+        return self.other(x) if is_so else x
+
+
+class Taking(nn.Module):
+    def forward(self, x: Tensor, given: Any) -> Tensor:
+        is_far = bool((x > 100).any())
+        held = given if isinstance(given, (list, tuple)) else [given]
+        for each in (g for g in held if isinstance(g, Tensor)):
+            x = x + (each if each.shape == x.shape else each.mean())
+        return x * 2 if is_far else x
+
+
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.first, self.inner, self.last, self.end = nn.Linear(4, 4), inner, Taking(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.end(self.last(x, self.inner(x)))
+
+
+WHERE: dict[str, Callable[[Tensor], bool]] = {
+    "one row": lambda x: len(x) == 1,
+    "two rows": lambda x: len(x) == 2,
+    "many rows": lambda x: len(x) > 8,
+    "rows alike": lambda x: len(x) > 1 and bool((x[0] == x[1]).all()),
+}
+OTHER: dict[str, Callable[[Tensor], Any]] = {
+    "nothing": lambda x: None,
+    "no tensors": lambda x: [],
+    "rows and a size": lambda x: (x, len(x)),
+    "a number": lambda x: x.mean(),
+    "no rows": lambda x: x[:0],
+    "some rows": lambda x: x[x[:, 0] > 0],
+}
+
+
+@pytest.mark.parametrize("other", OTHER)
+@pytest.mark.parametrize("where", WHERE)
+def test_a_layer_may_give_something_else_of_some_rows(where: str, other: str) -> None:
+    """Whoever asks about rows then finds no rows, or no tensor, where the example has them."""
+    torch.manual_seed(0)
+    model, x = Around(Unalike(WHERE[where], OTHER[other])), torch.randn(8, 4)
+    assert torch.equal(capture(model, (x,))(x), model(x))

@@ -170,10 +170,9 @@ class RowsMet:
             _logger.debug("%s was not run on more rows: %s", call.name, error)
 
     def _ask_of_sizes(self, call: Call, value: Any) -> None:
-        self._most[id(call)] = self._most_times(call, value)
         self._compare_number(call, value)
         if isinstance(value, Tensor):
-            self._compare_rows(call, value, self._most[id(call)])
+            self._compare_rows(call, value, self._most_of(call))
 
     def _ask_code(self, call: Call, value: Any) -> None:
         times, before = self._most_named(call), 0
@@ -410,7 +409,7 @@ class RowsMet:
         is_number = isinstance(value, Tensor) and not value.ndim
         if (is_number or isinstance(value, (int, float))) and self._of_many(call, _FEWER) == value:
             same = 1
-            steps = [t for t in (*_STEPS, _FAR) if t <= self._most[id(call)]]
+            steps = [t for t in (*_STEPS, _FAR) if t <= self._most_of(call)]
             for times in steps:
                 if self._of_many(call, times) != value:
                     self._note(call, self._n * same, self._n * times)
@@ -462,20 +461,23 @@ class RowsMet:
         given = [t for c in call.inputs for t in tensors(self._few[id(c)])]
         n_bytes = sum(t.nbytes for t in given) or 1
         usual = max((times for times in _STEPS if times * n_bytes <= _MOST_BYTES), default=0)
-        most = min((self._most[id(c)] for c in call.inputs if id(c) in self._of_sizes), default=_FAR)
+        most = min((self._most_of(c) for c in call.inputs if id(c) in self._of_sizes), default=_FAR)
         most_named = min(most, _MOST_ROWS // self._n + 1, _MOST_BYTES_NAMED // n_bytes)
         sizes = {self._n, *(n for t in given for n in itertools.accumulate(t.shape, operator.mul))}
         numbers = self._code.numbers(call, self._ran.may_run)
         named = (n // size + 1 for n in numbers for size in sizes if size >= self._n)
         return max(min(most, usual), max((times for times in named if times <= most_named), default=0))
 
-    def _most_times(self, call: Call, value: Any) -> int:
+    def _most_of(self, call: Call) -> int:
         """As often as rows may come for something made of sizes, and for what that is made of."""
-        made = zip(tensors(value), self._shapes.get(id(call), ()), strict=False)
+        if id(call) in self._most:
+            return self._most[id(call)]
+        made = zip(tensors(self._few[id(call)]), self._shapes.get(id(call), ()), strict=False)
         grown = [(tensor.numel(), len(self._along(sizes))) for tensor, sizes in made]
-        most = min((self._most[id(c)] for c in call.inputs if id(c) in self._of_sizes), default=_FAR)
+        most = min((self._most_of(c) for c in call.inputs if id(c) in self._of_sizes), default=_FAR)
         fits = (t for t in (*_STEPS, _FAR) if all(n * t**k <= _MOST_ELEMENTS for n, k in grown))
-        return min(most, max(fits, default=0))
+        self._most[id(call)] = min(most, max(fits, default=0))
+        return self._most[id(call)]
 
     def _of_many(self, call: Call, times: float) -> Any:
         def grown(given: Call) -> Any:
@@ -519,9 +521,9 @@ class RowsMet:
         first = torch.tensor(self._firsts, device=few.device)
 
         def others(times: int) -> list[int]:
-            many = tensors(self._of_many(call, times))[i]
+            many = tensors(self._of_many(call, times))[i : i + 1]  # data may have made none
             there = few.index_select(axis, first).repeat_interleave(times, axis)
-            return _others(many, there, axis) if many.shape == there.shape else []
+            return [place for t in many if t.shape == there.shape for place in _others(t, there, axis)]
 
         if _others(few, few.index_select(axis, first), axis) or not (found := others(times)):
             return

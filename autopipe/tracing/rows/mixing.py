@@ -49,7 +49,7 @@ from .noise import OwnNoise
 from .noise_of_others import mixed_by_noise
 from .order import by_order
 from .pieces import fault_in_pieces
-from .results import Results, Rows, axes, is_close
+from .results import Results, Rows, axes, is_as_recorded, is_close
 from .row_questions import Asked, first_found, if_told, mixed_in, of_other_signs
 from .varied_data import of_other_sign
 
@@ -419,7 +419,7 @@ def rows_of(
 
 
 def _changed(changes: Change, rows: str, look: _Look | None, call: Call, value: Any) -> Any:
-    other = changes(rows, call, value)
+    other = changes(rows, call, value) if is_as_recorded(call, value) else None
     seen = None if look is None else look(call, value if other is None else other)
     return other if seen is None else seen
 

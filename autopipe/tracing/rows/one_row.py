@@ -28,7 +28,7 @@ from .alike_layers import AlikeLayers
 from .held_back import gradient_of
 from .mixing import rows_of
 from .noise import EvenNoise, NoDropout, is_drawn
-from .results import ALLOWED, ROUNDED, Rows, axes, is_close, is_number
+from .results import ALLOWED, ROUNDED, Rows, axes, extent, is_close, is_number
 from .row_questions import if_told
 from .varied_data import layer_kind
 
@@ -139,8 +139,16 @@ def _is_other(call: Call, i: int, alone: Any, twice: Any, dim: Dim, shapes: _Sha
     places = axes(call, i, dim, shapes)
     if is_number(twice) and not places:
         return not any(is_close(alone, k * twice, ROUNDED) for k in (1, 0.5))
-    rows = ((alone.select(axis, 0), twice.select(axis, 0)) for axis in places)
-    return any(a.shape != b.shape or not is_close(a, b, ROUNDED) for a, b in rows)
+    return any(_is_other_row(alone, twice, axis) for axis in places)
+
+
+def _is_other_row(alone: Tensor, twice: Tensor, axis: int) -> bool:
+    """Whether the first row along an axis is another, or data have left it in one of both alone."""
+    has_one, has_two = (extent(t, axis) > 0 for t in (alone, twice))
+    if not (has_one and has_two):
+        return has_one is not has_two
+    a, b = (t.select(axis, 0) for t in (alone, twice))
+    return a.shape != b.shape or not is_close(a, b, ROUNDED)
 
 
 def _fault(form: Recording, run: Rows, shapes: _Shapes, tail: Collection[str]) -> tuple[str, list[Any]]:

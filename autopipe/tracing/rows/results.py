@@ -34,6 +34,8 @@ __all__ = [
     "Rows",
     "axes",
     "differ",
+    "extent",
+    "is_as_recorded",
     "is_close",
     "is_floating",
     "is_number",
@@ -474,7 +476,9 @@ def is_floating(value: Any) -> bool:
 def differ(values: Mapping[str, Any], axis: int, allowed: Mapping[dtype, float]) -> bool:
     """Whether row a is another beside b than beside a, or b than beside b."""
     ab, aa, bb = (values[rows] for rows in ("ab", "aa", "bb"))
-    if not isinstance(ab, Tensor) or not ab.shape == aa.shape == bb.shape or _extent(ab, axis) < 2:
+    if not all(isinstance(t, Tensor) for t in (ab, aa, bb)):  # data may have made none of some rows
+        return False
+    if not ab.shape == aa.shape == bb.shape or extent(ab, axis) < 2:
         return False
     pairs = (ab.select(axis, 0), aa.select(axis, 0)), (ab.select(axis, 1), bb.select(axis, 1))
     return not all(is_close(x, y, allowed) for x, y in pairs)
@@ -484,7 +488,7 @@ def _are_other(ab: Any, there: Any, rows: str, axis: int, allowed: Mapping[dtype
     """Whether rows a and b are others in the first places of another tensor, where ``rows`` stand."""
     if not (isinstance(ab, Tensor) and isinstance(there, Tensor)):
         return False
-    if _extent(ab, axis) < 2 or _extent(there, axis) < len(rows):
+    if extent(ab, axis) < 2 or extent(there, axis) < len(rows):
         return False
     pairs = ((ab.select(axis, "ab".index(row)), there.select(axis, i)) for i, row in enumerate(rows))
     return any(x.shape == y.shape and not is_close(x, y, allowed) for x, y in pairs)
@@ -497,9 +501,15 @@ def _figure(value: Any) -> float:
     return float(value)
 
 
-def _extent(tensor: Tensor, axis: int) -> int:
+def extent(tensor: Tensor, axis: int) -> int:
     """How many places a tensor has along an axis; none where it lacks it, or data have left none."""
     return tensor.shape[axis] if axis < tensor.ndim else 0
+
+
+def is_as_recorded(call: Call, value: Any) -> bool:
+    """Whether a value is a tensor of as many axes where the one recorded is: data may make something else."""
+    then = call.value
+    return not isinstance(then, Tensor) or (isinstance(value, Tensor) and value.ndim == then.ndim)
 
 
 def is_close(x: Tensor, y: Tensor, allowed: Mapping[dtype, float] = ALLOWED) -> bool:

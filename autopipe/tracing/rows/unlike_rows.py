@@ -22,7 +22,7 @@ from ..calls.perform import run_call
 from ..inputs.structure import mapped
 from ..sizes.rerun import replay
 from .alike_layers import AlikeLayers
-from .results import ALLOWED, Rows, axes, is_close, is_floating, is_number, run_until
+from .results import ALLOWED, Rows, axes, is_as_recorded, is_close, is_floating, is_number, run_until
 
 __all__ = ["fault_among_unlike", "gathered", "that_stay", "width"]
 
@@ -171,7 +171,7 @@ def fault_among_unlike(
 
         def look(call: Call, value: Any) -> Any:
             axis, other = spread.get(id(call)), None
-            if axis is not None:
+            if axis is not None and is_as_recorded(call, value):
                 came[-1][id(call)] = value.detach().clone()
                 if id(call) not in put:
                     put[id(call)] = _there_and_back(value, axis, n)

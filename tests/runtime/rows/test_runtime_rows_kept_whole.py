@@ -227,6 +227,29 @@ def test_a_function_kept_whole_is_asked_at_more_rows_than_it_compares_with():
     assert "how many there are" in captured_mixing(Calling().double(), torch.randn(4, 4).double()).always
 
 
+class Told(nn.Module):
+    """Goes by the mode, and by how many rows it is told there are."""
+
+    def forward(self, x, n):
+        is_far = bool((x > 100).any())
+        if self.training and n > 40:
+            x = x - x.mean(0)
+        return x * 2 if is_far else x
+
+
+class Telling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.inner, self.b = nn.Linear(4, 4), Told(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.b(self.inner(self.a(x), x.shape[0] * 2))
+
+
+def test_a_layer_that_goes_by_the_mode_is_asked_by_the_size_that_it_is_told():
+    assert "inner at" in captured_mixing(Telling(), torch.randn(8, 4)).training
+
+
 class FirstOfAll(nn.Module):
     """A loss, in a layer that stays whole, of no more than so many rows."""
 
