@@ -562,7 +562,7 @@ def test_numbers_are_put_elsewhere_only_where_something_may_bend(
     torch.manual_seed(0)
     capture(nn.Sequential(nn.Linear(4, 4), Judging(judge)), (torch.randn(2, 4),), closed=["1"])
     assert bool(asked) is may_bend
-    assert all(evenly for evenly, _ in asked)
+    assert all(evenly for evenly, *_ in asked)
 
 
 class Scaled(nn.Module):

@@ -33,6 +33,9 @@ LINEAR = frozenset({
 """Functions that give of a mean of numbers the mean of what they give of each. Others may have a bend."""
 
 
+_PAIR = "ab"
+
+
 class Numbers(HiddenMode):
     """Notes the numbers that functions make of larger tensors, and may give others in their place.
 
@@ -43,6 +46,7 @@ class Numbers(HiddenMode):
     def __init__(self, other: Callable[[int, Tensor], Tensor | None] = lambda place, number: None) -> None:
         super().__init__()
         self.seen: list[Tensor] = []
+        self.firsts: list[set[int]] = []  # how many there are along the first axes of what each is made of
         self.may_bend = False
         self._other = other
         self._made: dict[int, Tensor] = {}  # those, and what is made of them alone
@@ -66,6 +70,7 @@ class Numbers(HiddenMode):
             self._made[id(result)] = result
         elif is_number(result) and any(t.numel() > 1 for t in given) and not _are_weights(given):
             self.seen.append(result.detach().clone())
+            self.firsts.append({t.shape[0] for t in given if t.ndim and not isinstance(t, nn.Parameter)})
             other = self._other(len(self.seen) - 1, result)
             result = result if other is None else other
             self._made[id(result)] = result
@@ -84,22 +89,24 @@ def in_place_of(number: Tensor, other: Tensor) -> Tensor:
     return other + (number - number.detach())
 
 
-def numbers_elsewhere(run: Rows) -> tuple[list[Around], list[Around]]:
-    """What puts all such numbers of a form further from nought, or nearer; and means of rows' far apart.
+def numbers_elsewhere(run: Rows) -> tuple[list[Around], list[Around], list[Around]]:
+    """What puts all such numbers of a form further from nought, or nearer; means of rows' far apart; and each
+    row's own far from the other's, of which both have the larger, the smaller or a mean, as a loop may ask.
 
-    ``run`` runs the form. Both are empty where nothing may bend that it makes of such numbers, or it makes
+    ``run`` runs the form. All are empty where nothing may bend that it makes of such numbers, or it makes
     more of them on other rows.
     """
     seen: list[list[Tensor]] = []
-    for rows in ("ab", "aa", "bb"):
+    for rows in (_PAIR, "aa", "bb"):
         with Numbers() as noted:
             run(rows)
         if not noted.may_bend:
-            return [], []
+            return [], [], []
         seen.append(noted.seen)
+        firsts = noted.firsts
     both, a, b = seen
     if not len(both) == len(a) == len(b):
-        return [], []
+        return [], [], []
     means = {
         i: number
         for i, number in enumerate(both)
@@ -118,5 +125,34 @@ def numbers_elsewhere(run: Rows) -> tuple[list[Around], list[Around]]:
 
         return around
 
+    ways = {
+        i: way
+        for i, pair in enumerate(zip(a, b, strict=True))
+        if (len(_PAIR) in firsts[i] or not is_close(*pair, EQUAL))
+        and (way := _way(both[i], torch.stack(pair))) is not None
+    }
+
+    def of_each(far: str) -> Around:
+        def around(rows: str) -> Numbers:
+            def other(place: int, number: Tensor) -> Tensor | None:
+                if place not in ways:
+                    return None
+                own = {row: of[place] * (FAR[0][0] if row == far else 1) for row, of in (("a", a), ("b", b))}
+                return in_place_of(number, ways[place](torch.stack([own[row] for row in rows])))
+
+            return Numbers(other)
+
+        return around
+
     evenly = [scaled(factor) for factor in (FAR[0][0], FAR[1][1])]
-    return evenly, [apart(factors) for factors in FAR if means]
+    return evenly, [apart(factors) for factors in FAR if means], [of_each(row) for row in _PAIR if ways]
+
+
+_WAYS: tuple[Callable[[Tensor], Tensor], ...] = (
+    torch.amax, torch.amin, torch.mean, lambda each: each.square().mean().sqrt(),
+)  # fmt: skip
+"""What a number of several rows may be of each one's, as a limit on all of them or a norm."""
+
+
+def _way(both: Tensor, each: Tensor) -> Callable[[Tensor], Tensor] | None:
+    return next((way for way in _WAYS if is_close(both, way(each).view_as(both), EQUAL)), None)

@@ -28,6 +28,7 @@ __all__ = [
     "ALLOWED_BELOW",
     "COARSE",
     "EQUAL",
+    "FINER",
     "ROUNDED",
     "SLIGHT",
     "Results",
@@ -54,6 +55,8 @@ ROUNDED = {float64: 1e-5, float32: 1e-3}
 """Of the largest value, where rows are more or fewer, or another form runs: fp64 may be fp32 inside."""
 COARSE = {float64: 0.05, float32: 0.05}
 """Of the largest value, where code goes by data: what solves equations is as near as it is told to be."""
+FINER = {float64: 0.01, float32: 0.01}
+"""As :data:`COARSE`, where such code is told to be nearer."""
 ALLOWED_BELOW = 0.1
 """Of the largest value of a narrower type."""
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]

@@ -29,7 +29,7 @@ from .form_on_rows import FormOnRows
 from .held_back import RowGradients, holds_back
 from .inner_numbers import Around, numbers_elsewhere
 from .lifted import truths_apart
-from .results import ALLOWED, COARSE, EQUAL, ROUNDED, SLIGHT, Results, Rows, axes, differ
+from .results import ALLOWED, COARSE, EQUAL, FINER, ROUNDED, SLIGHT, Results, Rows, axes, differ
 from .tables import noughts, uneven
 from .thresholds import MOST, beside_counts, beside_places, rows_to_try
 from .unlike_rows import fault_among_unlike, gathered, that_stay, width
@@ -132,9 +132,12 @@ def _questions(
             yield functools.partial(in_gradients.fault, [n // 2 + 1]), True
     for n in sorted(n for n in found.exactly if asks_of_many and asked.takes(n)):
         yield functools.partial(_among_exactly, asked.seen, n, dim, shapes), True
-    evenly, apart_inside = _numbers_elsewhere(asked) if is_sure and watch.may_bend else ([], [])
+    evenly, apart_inside, of_each = _numbers_elsewhere(asked) if is_sure and watch.may_bend else ([], [], [])
     for around in apart_inside:
         yield functools.partial(_of_numbers, results, given, around=around), False
+    for around in of_each if watch.reads else ():
+        otherwise = functools.partial(results, given, is_sure, around=around)
+        yield functools.partial(_by_data, otherwise, False, dim, shapes, FINER), True
     for around in evenly:
         otherwise = functools.partial(results, given, is_sure, around=around)
         by_data = functools.partial(_by_data, otherwise, is_more, dim, shapes)
@@ -405,7 +408,13 @@ def _of_alike(
     return mixed_in(found, dim, shapes) or found.moved(dim, shapes, takes_more=False)
 
 
-def _by_data(results: Callable[..., Results], is_more: bool, dim: Dim, shapes: _Shapes) -> str:
+def _by_data(
+    results: Callable[..., Results],
+    is_more: bool,
+    dim: Dim,
+    shapes: _Shapes,
+    level: Mapping[dtype, float] = COARSE,
+) -> str:
     """What mixes rows, or goes by how many they are, on data that code is to go by otherwise.
 
     By much: a solver that adapts its steps to a batch may differ within its tolerance. With ``is_more`` rows
@@ -416,10 +425,10 @@ def _by_data(results: Callable[..., Results], is_more: bool, dim: Dim, shapes: _
     if not all(each.is_finite(*_PAIRS) for each in every):
         return ""
     for each in every:
-        if fault := each.fault(dim, shapes, COARSE):
-            where = first_mixed(each.form, each.run, dim, shapes, COARSE)
+        if fault := each.fault(dim, shapes, level):
+            where = first_mixed(each.form, each.run, dim, shapes, level)
             return "; ".join(filter(None, (where, fault if each.is_number or not where else "")))
-    return once.among(every[-1].of("ab"), "ab" * _MANY, dim, shapes, COARSE) if is_more else ""
+    return once.among(every[-1].of("ab"), "ab" * _MANY, dim, shapes, level) if is_more else ""
 
 
 def _of_missing(results: Callable[..., Results], dim: Dim, shapes: _Shapes) -> str:
@@ -447,14 +456,14 @@ def _by_numbers(results: Callable[..., Results], dim: Dim, shapes: _Shapes) -> s
     return mixed_in(found, dim, shapes) if found.is_finite(*_PAIRS) else ""
 
 
-def _numbers_elsewhere(asked: Asked) -> tuple[list[Around], list[Around]]:
+def _numbers_elsewhere(asked: Asked) -> tuple[list[Around], list[Around], list[Around]]:
     """See :func:`numbers_elsewhere`; nothing where the form does not run so."""
     try:
         return numbers_elsewhere(asked.run(alone=True))
     except of_models() as error:
         # any Python of the model: it may not run while somebody watches what torch is asked
         _logger.debug("numbers could not be seen: %s", error)
-        return [], []
+        return [], [], []
 
 
 def _read(asked: Asked, watch: Watch, times: int) -> Reading:

@@ -154,6 +154,27 @@ def halved_until_small(x):
     return x * factor
 
 
+def halved_as_slopes_are(x, shape=torch.tanh):
+    """Slopes, of which those of any rows come below the limit at once, or nearly so."""
+    with torch.enable_grad():
+        given = x.detach().requires_grad_()
+        (slopes,) = torch.autograd.grad(shape(given).sum(), given)
+    while slopes.abs().max() > 0.1:
+        slopes = slopes / 2
+    return x * slopes
+
+
+def halved_as_straight_slopes_are(x):
+    return halved_as_slopes_are(x, nn.functional.hardtanh)
+
+
+def halved_by_the_norm(x):
+    x = x.sigmoid()
+    while x.square().mean().sqrt() > 0.1:
+        x = x / 2
+    return x
+
+
 def first_of_a_kind(x):
     rows, out = x.flatten(0, -2), torch.zeros_like(x.flatten(0, -2))
     for kind in range(4):
@@ -198,6 +219,9 @@ def decayed_in_steps(x):
         less_its_mean_where_a_row_is_nothing,
         less_its_mean_where_one_is_in_a_band,
         first_of_a_kind,
+        halved_as_slopes_are,
+        halved_as_straight_slopes_are,
+        halved_by_the_norm,
     ],
 )
 def test_rows_that_a_layer_kept_whole_mixes_on_other_data_are_refused(does):
