@@ -247,7 +247,10 @@ def by_call(calls: CallsInTurn) -> tuple[str, ...]:
     one = calls.after(given)[0] if is_off else {}
     # what is the same to the last digit after any one call goes by their number, not by how rows add up
     alike = {n for n in close if n not in is_off or not is_equal(at_once[n], one.get(n))}
-    return tuple(name for name in at_once if name not in alike)
+    found = [name for name in at_once if name not in alike]
+    # what the same call leaves otherwise each time, as how long it took, goes by no number of calls
+    again = calls.after(both)[0] if found else {}
+    return tuple(name for name in found if _is_same(at_once[name], again.get(name), EQUAL))
 
 
 @torch.no_grad()

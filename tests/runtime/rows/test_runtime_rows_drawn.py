@@ -4,6 +4,7 @@ import logging
 import os
 import random
 import secrets
+import time
 import uuid
 
 import numpy as np
@@ -158,7 +159,7 @@ class Counting(nn.Module):
         super().__init__()
         self.layer, self.does = nn.Linear(6, 6), does
         self.register_buffer("seen", torch.zeros(()))
-        self.n_calls = 0
+        self.n_calls, self.began = 0, time.perf_counter()
 
     def forward(self, x):
         x = self.layer(x)
@@ -185,11 +186,17 @@ def alone(layer, x):
     return x * 2
 
 
+def timed(layer, x):
+    layer.at, layer.took = time.time(), time.perf_counter() - layer.began
+    return x
+
+
 IN_EVALUATION = {
     count: "a forward in evaluation changes 0.n_calls at each call",
     average: "a forward in evaluation changes 0.seen at each call",
     fade: "0.n_calls",
     alone: "",
+    timed: "",
 }
 
 
