@@ -62,6 +62,11 @@ _SCRIPTED_FACTS = frozenset({
     "prim::layout", "prim::max", "prim::min",
 })  # fmt: skip
 """What scripted code knows of tensors without their values."""
+_SCRIPTED_COUNTS = frozenset({
+    "aten::_unique", "aten::_unique2", "aten::argwhere", "aten::masked_select", "aten::nonzero",
+    "aten::nonzero_numpy", "aten::unique_consecutive", "aten::unique_dim",
+})  # fmt: skip
+"""What gives as many things in scripted code as values say."""
 _HOLDS_VALUES = re.compile("Tensor|Any|__torch__")
 """What is in the name of each type of scripted code that may hold tensors."""
 _THREADS = frozenset({"Thread", "ThreadPool", "ThreadPoolExecutor"})
@@ -312,19 +317,24 @@ def _goes_by_values(script: Any) -> bool:
     given = [*script.inlined_graph.inputs()][isinstance(script, torch.jit.ScriptModule) :]
     asked = {v.unique() for v in given if _HOLDS_VALUES.search(v.type().annotation_str)}
     carried = dict(itertools.chain(*(_carried(n) for n in nodes if n.kind() == "prim::Loop")))
-    todo = [v for n in nodes if n.kind() in _SCRIPTED_VALUES for v in n.inputs()]
-    seen: set[int] = set()
+    sized = [v for n in nodes if n.kind() in _SCRIPTED_SIZES for v in n.inputs()]
+    read = [v.node() for v in _behind(sized, carried) if v.node().kind() in _SCRIPTED_COUNTS]
+    read += (n for n in nodes if n.kind() in _SCRIPTED_VALUES)
+    return any(v.unique() in asked for v in _behind((v for n in read for v in n.inputs()), carried))
+
+
+def _behind(values: Iterable[Any], carried: Mapping[int, Iterable[Any]]) -> Iterator[Any]:
+    """Some values of a scripted graph, and those whose values they are made of."""
+    todo, seen = [*values], set[int]()
     while todo:
         value = todo.pop()
         node = value.node()
         if value.unique() in seen or node.kind() in _SCRIPTED_FACTS:
             continue
-        if value.unique() in asked:
-            return True
+        yield value
         seen.add(value.unique())
         todo += carried.get(value.unique(), node.inputs())
         todo += (v for block in node.blocks() for v in block.outputs())
-    return False
 
 
 def _carried(loop: Any) -> Iterator[tuple[int, tuple[Any, Any]]]:

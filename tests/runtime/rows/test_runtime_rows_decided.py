@@ -143,6 +143,11 @@ def doubled_by_an_object(x: torch.Tensor, held: Held) -> torch.Tensor:
 
 
 @torch.jit.script
+def doubled_by_how_many(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if torch.nonzero(x > 5).size(0) > 3 else x
+
+
+@torch.jit.script
 def by_a_count_of_its_own(x: torch.Tensor, least: list[int]) -> torch.Tensor:
     n = torch.zeros(1)
     for _ in range(3):
@@ -184,12 +189,13 @@ class Around(nn.Module):
         (lambda x: doubled_by_a_mask(x, x > 5), True),
         (lambda x: doubled_by_a_table(x, {"over": x > 5}), True),
         (lambda x: doubled_by_an_object(x, Held(x > 5)), True),
+        (doubled_by_how_many, True),
         (by_sizes, False),
         (lambda x: by_a_count_of_its_own(x, [2]), False),
         (torch.jit.script(ByItsWeights()), False),
         (torch.jit.script(ByItsInput()), True),
     ],
-    ids=["truth", "number", "loop", "mask", "table", "object", "sizes", "count", "weights", "layer"],
+    ids=["truth", "number", "loop", "mask", "table", "object", "many", "sizes", "count", "weights", "layer"],
 )
 def test_scripted_code_that_goes_by_values_has_all_rows_at_once(code, is_refused):
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
