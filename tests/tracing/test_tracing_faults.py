@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopipe.errors import CaptureError
+from autopipe.errors import CaptureError, InputError
 from autopipe.tracing import capture
 from autopipe.tracing.calls import faults
 from autopipe.tracing.calls.faults import faults_told, of_models, raise_again
 from autopipe.tracing.calls.named import Named
 from autopipe.tracing.rows.among_many import RowsMet
+from autopipe.tracing.rows.tail import join
 
 
 def asked(call: Callable[[], Any]) -> str:
@@ -176,6 +177,7 @@ WHERE: dict[str, Callable[[Tensor], bool]] = {
     "one row": lambda x: len(x) == 1,
     "two rows": lambda x: len(x) == 2,
     "many rows": lambda x: len(x) > 8,
+    "a first number": lambda x: bool(x[0, 0] > 0),
     "rows alike": lambda x: len(x) > 1 and bool((x[0] == x[1]).all()),
 }
 OTHER: dict[str, Callable[[Tensor], Any]] = {
@@ -195,3 +197,9 @@ def test_a_layer_may_give_something_else_of_some_rows(where: str, other: str) ->
     torch.manual_seed(0)
     model, x = Around(Unalike(WHERE[where], OTHER[other])), torch.randn(8, 4)
     assert torch.equal(capture(model, (x,))(x), model(x))
+
+
+@pytest.mark.parametrize("other", [None, [], (torch.ones(2, 4), 2), torch.ones(())])
+def test_parts_of_a_batch_that_give_other_things_are_not_joined(other: Any) -> None:
+    with pytest.raises(InputError, match="parts of the batch give other tensors than others"):
+        join([torch.ones(2, 4), other], [0])

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from ...errors import InputError
 from ...graph import Dim, OpGraph, batch_dim
 from ...units import Size
 from ..calls.call import Call, Recording, map_calls
@@ -62,12 +63,18 @@ def row_axes(ops: OpGraph, name: str) -> tuple[int | None, ...]:
 def join(parts: Sequence[Any], axes: Sequence[int | None], blocks_of: Sequence[int] = ()) -> Any:
     """A value of the batch from those of its pieces: tensors along their axes, else as the first has it.
 
-    ``blocks_of`` are the pieces' numbers of rows where a value is in blocks (:attr:`Tail.blocks`).
+    ``blocks_of`` are the pieces' numbers of rows where a value is in blocks (:attr:`Tail.blocks`). Raises
+    :class:`InputError` where data have made other things of some pieces than of others.
     """
     if len(parts) == 1:
         return parts[0]
-    leaves, spec = flatten(parts[0])
-    columns = zip(leaves, *(flatten(part)[0] for part in parts[1:]), strict=True)
+    _, spec = flatten(parts[0])
+    each = [flatten(part)[0] for part in parts]
+    if len({tuple(v.ndim if isinstance(v, Tensor) else None for v in leaves) for leaves in each}) > 1:
+        raise InputError(
+            "parts of the batch give other tensors than others, which cannot be joined; pass n_microbatches=1"
+        )
+    columns = zip(*each, strict=True)
     places = iter(axes)
     out = []
     for column in columns:
