@@ -384,7 +384,7 @@ def _values_named(function: types.FunctionType, owner: Any, own: frozenset[int])
         holds = hasattr(value, "__dict__") and not (callable(value) or isinstance(value, torch.Tensor))
         is_object = isinstance(value, type) or holds
         yield from (held for _, held in _attributes(value, names)) if is_object else (value,)
-        if holds:  # an object may have that for code of its own
+        if holds and not isinstance(value, types.ModuleType):  # an object may have that for code of its own
             yield from (held for held in vars(value).values() if isinstance(held, _CODE))
 
 

@@ -87,9 +87,12 @@ def shared_draws(code: OwnCode, form: Recording, run: Rows, device: torch.device
         return ()
     few, more = _SizesDrawn(asked, device), _SizesDrawn(asked, device)
     try:
-        for drawn, rows in ((few, "ab"), (more, "abb")):
-            with drawn:
-                run(rows, drawn.look)
+        with few:
+            run("ab", few.look)
+        if not any(few.of.values()):
+            return ()
+        with more:
+            run("abb", more.look)
     except of_models() as error:
         # any Python of the model, on rows it may not take
         _logger.debug("what code draws for rows could not be seen: %s", error)
