@@ -24,13 +24,13 @@ from ..calls.faults import of_models
 from ..calls.functions import classify, kind_of_name, plain_name, selects_by_mask, tensors
 from ..calls.named import is_code, is_users_operator
 from ..code.leaves import asking, is_atomic
+from . import unseen_reads
 from .alike_layers import AlikeLayers, deed
 from .code_run import CodeRun
 from .inner_numbers import FAR, LINEAR, Numbers, in_place_of
 from .results import Rows, is_number
 from .tables import PICKS, are_alike, are_by_number, held_tables, picked
 from .thresholds import CUTS, places_beyond
-from .unseen_reads import UnseenReads
 from .varied_data import made_of_rows
 
 __all__ = [
@@ -76,6 +76,8 @@ _TRUTHS = frozenset({"__bool__", "is_nonzero", "equal", "allclose"})
 _MOST_TRUTHS = 8
 _TORCH = f"{pathlib.Path(torch.__file__).parent}{os.sep}"
 _OWN = f"{pathlib.Path(__file__).parents[2]}{os.sep}"
+_LOOKING = frozenset({__file__, unseen_reads.__file__})
+"""The files of what code's own calls come through while it is looked at."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -354,7 +356,7 @@ class _Noted(Numbers):
         self.beyond: set[tuple[int, int]] = set()
         self.truths: dict[_Place, int] = {}
         self.done: list[Any] | None = []
-        self.unseen = UnseenReads(self._note_read)
+        self.unseen = unseen_reads.UnseenReads(self._note_read)
 
     def _note_read(self) -> None:
         self.has_read, self.done = True, None
@@ -449,7 +451,7 @@ def _is_truth(name: str, result: Any) -> bool:
 def _place() -> _Place | None:
     """Where the code outside of torch is that now asks, where it is a model's."""
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename == __file__:
+    while frame is not None and frame.f_code.co_filename in _LOOKING:
         frame = frame.f_back
     while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
         frame = frame.f_back

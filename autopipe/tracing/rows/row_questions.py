@@ -135,7 +135,7 @@ def _questions(
     evenly, apart_inside, of_each = _numbers_elsewhere(asked) if is_sure and watch.may_bend else ([], [], [])
     for around in apart_inside:
         yield functools.partial(_of_numbers, results, given, around=around), False
-    for around in of_each if watch.reads else ():
+    for around in of_each if watch.reads and not asked.seen.is_noisy else ():
         otherwise = functools.partial(results, given, is_sure, around=around)
         yield functools.partial(_by_data, otherwise, False, dim, shapes, FINER), True
     for around in evenly:
