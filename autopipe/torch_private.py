@@ -58,6 +58,7 @@ __all__ = [
     "TorchDispatchMode",
     "Unread",
     "UnseenByFunctions",
+    "Unwatched",
     "backend_plugin",
     "backward",
     "code_of_operator",
@@ -113,9 +114,9 @@ R = TypeVar("R")
 foreach_norm: Any = torch._foreach_norm
 _ENGINE: Any = Variable._execution_engine
 unsafe_view = torch.ops.aten._unsafe_view.default
+"""A view that is not declared as one."""
 _Made: Any = torch._library.custom_ops.CustomOpDef
 _OPERATORS: Any = torch._library.custom_ops.OPDEFS
-"""A view that is not declared as one."""
 
 UnseenByFunctions = torch._C.DisableTorchFunctionSubclass
 """A context in which tensors' own ``__torch_function__`` is not asked."""

@@ -424,13 +424,11 @@ def _unchanged(
     """
     kept = _held(buffers)
     lent = _copies(kept) if values is None else values
-    for (module, name), buffer in zip(buffers, lent, strict=True):
-        module._buffers[name] = buffer
+    _put(buffers, lent)
     try:
         yield
     finally:
-        for (module, name), buffer in zip(buffers, kept, strict=True):
-            module._buffers[name] = buffer
+        _put(buffers, kept)
 
 
 @contextlib.contextmanager
@@ -438,8 +436,7 @@ def _lent(buffers: Sequence[tuple[nn.Module, str]]) -> Iterator[None]:
     """Within it the modules have copies of these buffers, which autograd may keep; they are written back."""
     kept = _held(buffers)
     lent = _copies(kept)
-    for (module, name), buffer in zip(buffers, lent, strict=True):
-        module._buffers[name] = buffer
+    _put(buffers, lent)
     try:
         yield
     finally:
@@ -448,6 +445,11 @@ def _lent(buffers: Sequence[tuple[nn.Module, str]]) -> Iterator[None]:
                 with torch.no_grad():
                     buffer.copy_(copied)
                 module._buffers[name] = buffer
+
+
+def _put(buffers: Sequence[tuple[nn.Module, str]], values: Sequence[Tensor | None]) -> None:
+    for (module, name), value in zip(buffers, values, strict=True):
+        module._buffers[name] = value
 
 
 def _held(buffers: Sequence[tuple[nn.Module, str]]) -> list[Tensor | None]:

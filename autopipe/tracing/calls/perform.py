@@ -67,11 +67,9 @@ def run_call(
         args, kwargs = on_one_device((args, kwargs))
     if call.region is None and not call.derives:
         return _run(model, call, args, kwargs, way)
-    with contextlib.ExitStack() as stack:
-        if call.derives:  # whoever runs it alone may have gradients off
-            stack.enter_context(torch.enable_grad())
-        if call.region is not None:
-            stack.enter_context(regions.context(call.region))
+    # whoever runs what derives alone may have gradients off
+    enabled = torch.enable_grad() if call.derives else contextlib.nullcontext()
+    with enabled, contextlib.nullcontext() if call.region is None else regions.context(call.region):
         return _run(model, call, args, kwargs, way)
 
 

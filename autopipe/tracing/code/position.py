@@ -119,7 +119,7 @@ class Position:
         frames = [*self._frames()]
         if any(frame.f_code.co_filename.startswith(_IMPORTING) for frame in frames):
             return True
-        files = (f.f_code.co_filename for f in frames if not _is_of_python(f.f_globals.get("__name__", "")))
+        files = (f.f_code.co_filename for f in frames if not _is_of_python(f))
         file = next(files, "")
         return file.startswith(_SKIPPED[1]) and not file.startswith(_LAYERS)
 
@@ -208,6 +208,5 @@ class Position:
         return path if path == "" or any(p and not self.is_leaf(p) for p in inside) else None
 
 
-def _is_of_python(module: str) -> bool:
-    root = module.partition(".")[0]
-    return root in sys.stdlib_module_names and root != "__main__"
+def _is_of_python(frame: types.FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] in sys.stdlib_module_names

@@ -69,7 +69,7 @@ def truths_apart(
     cutting = _cutting(form)
     for call in form.calls:
         is_first = _is_truth(call) and not any(map(_is_truth, call.inputs))
-        if is_first and not (all(map(_is_whole, call.inputs)) and behind(call) & cutting):
+        if is_first and not (cutting and all(map(_is_whole, call.inputs)) and behind(call) & cutting):
             asked |= {id(call): axis for axis in axes(call, 0, dim, shapes)[:1]}
     if not asked or not gathers(model, form, given, dim, shapes):
         return
