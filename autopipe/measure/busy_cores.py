@@ -13,6 +13,7 @@ import mmap
 import os
 import signal
 import statistics
+import struct
 import sys
 import time
 import warnings
@@ -61,8 +62,8 @@ class Peers:
     """Processes that repeat a piece of work until :func:`busy` ends them, and rest when they are asked to."""
 
     def __init__(self, n_peers: int) -> None:
-        # what is asked of all, then what each one says: memory that forks share
-        self._said = mmap.mmap(-1, 1 + n_peers)
+        # whether all are to rest, what is asked of them, then whether each one rests: memory that forks share
+        self._said = memoryview(mmap.mmap(-1, _NUMBER_BYTES * (2 + n_peers))).cast("i")
         self._parent = os.getpid()
         self.pids: list[int] = []
 
@@ -77,28 +78,41 @@ class Peers:
         finally:
             self._said[0] = 0
 
+    @property
+    def asked(self) -> int:
+        """What is asked of all, which their work makes something of; 0 at first."""
+        return self._said[1]
+
+    def ask(self, what: int) -> None:
+        """Ask something else of all: they are at it when this returns."""
+        with self.resting():
+            self._said[1] = what
+
     def _rests(self, number: int) -> bool:
         """Whether a peer rests, or has ended and only is to be waited for."""
         ended = os.waitid(os.P_PID, self.pids[number], os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return bool(self._said[1 + number]) or ended is not None
+        return bool(self._said[2 + number]) or ended is not None
 
     def rest(self, number: int) -> None:
         """A peer's part, between two pieces of its work: waits as long as it is asked to rest."""
         while self._said[0]:
-            self._said[1 + number] = 1
+            self._said[2 + number] = 1
             if os.getppid() != self._parent:
                 return
             time.sleep(_LOOKS_EVERY_S)
-        self._said[1 + number] = 0
+        self._said[2 + number] = 0
 
 
+_NUMBER_BYTES = struct.calcsize("i")
 _LOOKS_EVERY_S = 1e-3
 _RESTS_WITHIN_S = 10.0
 
 
 @contextlib.contextmanager
-def busy(work: Callable[[], object], n_peers: int, device: torch.device) -> Iterator[Peers]:
+def busy(work: Callable[[int, int], object], n_peers: int, device: torch.device) -> Iterator[Peers]:
     """Within it ``n_peers`` copies of this process repeat ``work``; they are ended on the way out.
+
+    It is given the number of the copy, and what is :attr:`Peers.asked` of all.
 
     Ranks on one machine share its memory bandwidth, last-level cache and clock budget, so an op takes
     longer in a pipeline than alone. The peers are forks, which have the model already; where that cannot be
@@ -117,7 +131,7 @@ def busy(work: Callable[[], object], n_peers: int, device: torch.device) -> Iter
             os.waitpid(pid, 0)
 
 
-def _fork(work: Callable[[], object], peers: Peers, number: int) -> int:
+def _fork(work: Callable[[int, int], object], peers: Peers, number: int) -> int:
     parent = os.getpid()
     # A signal's Python handler belongs to the parent (a kernel, a launcher): it must not run in the child,
     # so none is delivered before the child has dropped them all.
@@ -128,7 +142,7 @@ def _fork(work: Callable[[], object], peers: Peers, number: int) -> int:
             warnings.filterwarnings("ignore", "This process.*is multi-threaded", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            _repeat(work, functools.partial(peers.rest, number), parent)
+            _repeat(lambda: work(number, peers.asked), functools.partial(peers.rest, number), parent)
         return pid
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

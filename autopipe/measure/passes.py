@@ -21,7 +21,9 @@ from ..costs import OpCost
 from ..graph import is_matrix
 from ..torch_private import pytree
 from ..units import format_seconds
+from .busy_cores import Peers
 from .kernel_counts import Kernels
+from .parts import Parts, leaning
 from .replay import Piece, Replay, Tape
 from .samples import Samples
 from .step_overheads import passed_between
@@ -53,6 +55,8 @@ _UNDISTURBED = 0.97
 _MOST_DISTURBED = 20
 _N_FIRST = 3
 """Passes from a step's beginning on, of which the last takes as long as those after it."""
+_N_OF_PART = 2
+"""Passes over a part that count, in a round over all parts."""
 _NEXT_TO_EVERY = 10
 """Of so many pairs of passes, alone and beside peers, one may tell otherwise."""
 
@@ -69,8 +73,21 @@ class Passes:
         self.disturbed = 0
         self.cpu_s = 0.0
         self.whole_failed = ""
+        self.parts: Parts | None = None
+        self.parts_failed = ""
+        self._leanings: dict[str, list[float]] = {}
         self.pieces = replay.pieces(self._is_heavy)
         accelerator.keep_freed(replay.device)
+
+    def divide(self, n_parts: int) -> None:
+        """Have :meth:`by_parts` go over so many parts of about equal work, where there are pieces for two."""
+        parts = Parts(self.replay, self.pieces, self._work_s, n_parts)
+        self.parts = parts if len(parts) > 1 else None
+
+    def _work_s(self, piece: Piece) -> float:
+        """About how long a piece takes."""
+        accounts = (self.surveyed.accounts.get(n.name, Account()) for n in piece.nodes)
+        return sum(self._guess_s(a.forward) + self._guess_s(a.backward) for a in accounts)
 
     def _guess_s(self, kernels: Kernels) -> float:
         flops_s, bytes_s = _GUESS.get(self.replay.device.type, _GUESS_THERE)
@@ -145,6 +162,43 @@ class Passes:
             parameter.grad = None
         for _ in range(_N_FIRST):
             self.whole(beside=FIRST)
+
+    def by_parts(self, peers: Peers) -> None:
+        """Passes over each part in turn, as its rank makes them, while the ``peers`` are at the others.
+
+        The first of them does not count: it finds another part in the caches.
+        """
+        for number in range(len(self.parts) if self.parts else 0):
+            peers.ask(number + 1)
+            try:
+                passes = [self._part(number) for _ in range(1 + _N_OF_PART)][1:]
+            except (
+                Exception
+            ) as error:  # the ops ran one by one: what fails here is only how they share the whole
+                self.watch.read()
+                self.parts_failed = f"{type(error).__name__}: {error}".partition("\n")[0]
+                self.parts = None
+                break
+            for part in "FB":
+                self.samples.add(
+                    "", f"{part} of part {number}", statistics.fmean(s.get(part, 0.0) for s in passes)
+                )
+        peers.ask(0)
+
+    def work(self, number: int, asked: int) -> None:
+        """What a peer does: the whole, or a part that is not the one that it is ``asked`` to be beside."""
+        if asked and self.parts:
+            self._part((asked + number) % len(self.parts))
+        else:
+            self.whole(keep=False)
+
+    def _part(self, number: int) -> dict[Any, float]:
+        def run() -> None:
+            assert self.parts is not None
+            with _steady(), self.replay.autocast(self.autocast):
+                self.parts.run(number, self.watch)
+
+        return self._undisturbed(run)
 
     def _undisturbed(self, run: Callable[[], None]) -> dict[Any, float]:
         """Runs a pass and reads the watch; again, a few times, where the CPU was taken away meanwhile.
@@ -255,6 +309,21 @@ class Passes:
         pieces, whole = self.pieces_s(part), self.samples.mean("", part)
         return whole / pieces if whole and pieces else 1.0
 
+    def _leaning(self, part: str, name: str) -> float:
+        """How much longer an op takes where its part runs by itself; all together take as long."""
+        if self.parts is None:
+            return 1.0
+        if part not in self._leanings:
+            nodes: list[list[str]] = [[] for _ in range(len(self.parts))]
+            for node, number in self.parts.of.items():
+                nodes[number].append(node)
+            by_ops = [sum(self.samples.median(self.key(n), part) for n in of) for of in nodes]
+            rounds = zip(
+                *(self.samples.of("", f"{part} of part {i}") for i in range(len(nodes))), strict=True
+            )
+            self._leanings[part] = leaning(by_ops, list(rounds))
+        return self._leanings[part][self.parts.of[self.replay.ran(name)]]
+
     @property
     def residual(self) -> float | None:
         """How much longer the whole took than the sum of its ops, relative; None if it was not run."""
@@ -291,6 +360,8 @@ class Passes:
             out.append(
                 f"the model could not be run whole, so its ops are not calibrated: {self.whole_failed}"
             )
+        if self.parts_failed:
+            out.append(f"parts of the model could not be run by themselves: {self.parts_failed}")
         return tuple(out)
 
     def _drifted(self) -> Iterator[str]:
@@ -331,9 +402,9 @@ class Passes:
         key = self.key(name)
         forward, backward = self.samples.median(key, "F"), self.samples.median(key, "B")
         inputs = self._inputs_s(name, backward)
-        factor = self.factor("B")
+        factor = self.factor("B") * self._leaning("B", name)
         return OpCost(
-            forward_s=forward * self.factor("F"),
+            forward_s=forward * self.factor("F") * self._leaning("F", name),
             backward_s=backward * factor,
             backward_input_s=inputs * factor,
             backward_weight_s=(backward - inputs) * factor,

@@ -66,7 +66,8 @@ def profile(
     optimizer: its step is timed, per parameter and per parameter byte.
     n_peers: other processes to keep busy with the same work meanwhile, as the other ranks on this machine
         will be; they share its memory bandwidth and caches. No more than there are cores for, as seconds are
-        those of a rank that has one. CPU only.
+        those of a rank that has one. Where caches may hold a rank's part of the model, as many parts as there
+        are processes also run by themselves beside the others, for how ops share the whole. CPU only.
     min_passes, max_passes, min_s: passes go on until there are ``min_passes`` and ``min_s`` is spent.
     store: a :class:`Store` or its folder; what it holds is not measured again, and what this run measures
         is left in it, also when it is interrupted, so that the next run goes on from there.
@@ -111,8 +112,12 @@ def profile(
         passes = Passes(replay, surveyed, samples, autocast)
         samples.load(["", *(passes.key(n.name) for n in replay.nodes)])
         try:
-            with busy(functools.partial(passes.whole, keep=False), n_peers, device) as peers:
+            if n_peers and not replay.skipped and touched_bytes < (n_peers + 1) * OUT_OF_CACHE:
+                passes.divide(n_peers + 1)
+            with busy(passes.work, n_peers, device) as peers:
                 _run(passes, peers, min_passes, max_passes, min_s, progress)
+                if not samples.of("", "F of part 0"):
+                    _run_parts(passes, peers, min_s)
                 if not passes.is_async and not samples.of("", f"F{FIRST}"):
                     _begin_steps(passes, touched_bytes, min_s)
             if not samples.of("", "optimizer of one"):
@@ -161,6 +166,8 @@ _OPTIMIZER = ("optimizer of a byte", "optimizer of one", "optimizer bytes")
 _START = "beginning"
 _MOST_BEGUN, _BEGUN_SHARE = 9, 0.25
 """How many beginnings of a step are run at most, and the share of ``min_s`` after which no more are."""
+_LEAST_OVER_PARTS, _MOST_OVER_PARTS, _PARTS_SHARE = 5, 25, 0.5
+"""How often parts are gone over at least and at most, and the share of ``min_s`` after which no more are."""
 _COMPILED = ("seconds are those of compiled leaf modules; bytes and FLOPs those of the code as written",)
 
 
@@ -210,6 +217,15 @@ def _run(
             if i + 1 >= min_passes and time.perf_counter() - start > min_s:
                 bar.total = i + 1
                 break
+
+
+def _run_parts(passes: Passes, peers: Peers, min_s: float) -> None:
+    """Go over the parts that ranks may have, again and again for a part of the time that passes may take."""
+    start = time.perf_counter()
+    for done in range(_MOST_OVER_PARTS):
+        passes.by_parts(peers)
+        if done + 1 >= _LEAST_OVER_PARTS and time.perf_counter() - start > _PARTS_SHARE * min_s:
+            break
 
 
 def _begin_steps(passes: Passes, touched_bytes: int, min_s: float) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -170,9 +171,10 @@ class Replay:
                 parts.append([])
             parts[-1].append(node)
             alone = heavy and not glued
-        return tuple(self._piece(part) for part in parts)
+        return tuple(self.piece(part) for part in parts)
 
-    def _piece(self, nodes: Sequence[fx.Node]) -> Piece:
+    def piece(self, nodes: Sequence[fx.Node]) -> Piece:
+        """Neighbouring nodes as one piece."""
         inside = {n.name for n in nodes}
         read = (p for n in nodes for p in n.all_input_nodes if p.op != "get_attr")
         takes = dict.fromkeys(p.name for p in read if self.ran(p.name) not in inside)
@@ -328,8 +330,17 @@ class Replay:
         self._modules = {path: torch.compile(self.model.get_submodule(path)) for path in paths}
         self._calls.clear()
 
-    def forward(self, piece: Piece, env: dict[str, Any], around: Around) -> Tape:
-        """Runs a piece on ``env`` inside ``around`` and adds the values it gives, detached, to ``env``."""
+    def forward(
+        self,
+        piece: Piece,
+        env: dict[str, Any],
+        around: Around,
+        over: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> Tape:
+        """Runs a piece on ``env`` inside ``around`` and adds the values it gives, detached, to ``env``.
+
+        Of what is ``over`` behind a node nothing is kept that the piece does not give: see :meth:`over`.
+        """
         missing = [name for name in piece.takes if name not in env and self.ran(name) not in env]
         if missing:
             raise CostError(f"takes the value of {', '.join(missing)}, which could not be run")
@@ -338,6 +349,9 @@ class Replay:
         with around:
             for node in piece.nodes:
                 local[node.name] = self.call(node, local)
+                for name in over.get(node.name, ()):
+                    if name not in piece.gives:
+                        local.pop(name, None)
         roots = {name: local[name] for name in piece.gives}
         leaves = {name: pytree.tree_map_only(Tensor, _leaf, value) for name, value in roots.items()}
         env.update(leaves)

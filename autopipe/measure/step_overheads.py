@@ -71,7 +71,7 @@ def optimizer_cost(
     other = passed_between(touched_bytes, device)
     of_one = _Stepped(optimizer, small, device).seconds(other) / _N_SMALL
     every = _Stepped(optimizer, chosen, device)
-    with busy(every.step, n_peers, device):
+    with busy(lambda *_: every.step(), n_peers, device):
         seconds = max(every.seconds(other) - len(chosen) * of_one, 0.0)
     with Counter() as counter:
         every.step()

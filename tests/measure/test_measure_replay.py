@@ -169,9 +169,9 @@ def test_peers_share_no_signal_handler_and_end_with_an_error() -> None:
     read, write = os.pipe()
     seen = signal.signal(signal.SIGTERM, lambda *_: os.write(write, b"handled"))
     try:
-        with pytest.raises(ZeroDivisionError), busy(lambda: os.write(write, b"."), 2, torch.device("cpu")):
+        with pytest.raises(ZeroDivisionError), busy(lambda *_: os.write(write, b"."), 2, torch.device("cpu")):
             raise ZeroDivisionError
-        with busy(lambda: os.kill(os.getpid(), signal.SIGTERM), 1, torch.device("cpu")):
+        with busy(lambda *_: os.kill(os.getpid(), signal.SIGTERM), 1, torch.device("cpu")):
             time.sleep(0.05)
     finally:
         signal.signal(signal.SIGTERM, seen)
@@ -187,7 +187,7 @@ def test_peers_share_no_signal_handler_and_end_with_an_error() -> None:
 def test_peers_do_not_outlive_failing_work() -> None:
     before = children()
 
-    def fails() -> None:
+    def fails(number: int, asked: int) -> None:
         raise RuntimeError("no work")
 
     with busy(fails, 1, torch.device("cpu")):
@@ -198,7 +198,7 @@ def test_peers_do_not_outlive_failing_work() -> None:
 def test_peers_rest_while_they_are_asked_to_and_go_on_afterwards() -> None:
     count = mmap.mmap(-1, 2)
 
-    def works(number: int = 0) -> None:
+    def works(number: int, asked: int) -> None:
         count[number] = (count[number] + 1) % 256
         time.sleep(0.001)
 
@@ -218,8 +218,29 @@ def test_peers_rest_while_they_are_asked_to_and_go_on_afterwards() -> None:
         assert goes_on()
 
 
+def test_peers_know_their_number_and_what_is_asked_of_them() -> None:
+    done = mmap.mmap(-1, 2)
+
+    def works(number: int, asked: int) -> None:
+        done[number] = 100 * number + asked
+        time.sleep(0.001)
+
+    def come(*expected: int) -> bool:
+        until = time.monotonic() + 5.0
+        while tuple(done[:]) != expected and time.monotonic() < until:
+            time.sleep(0.01)
+        return tuple(done[:]) == expected
+
+    with busy(works, 2, torch.device("cpu")) as peers:
+        assert come(0, 100)
+        peers.ask(7)
+        assert come(7, 107)
+        peers.ask(0)
+        assert come(0, 100)
+
+
 def test_a_peer_that_has_ended_is_not_waited_for() -> None:
-    def fails() -> None:
+    def fails(number: int, asked: int) -> None:
         raise RuntimeError("no work")
 
     with busy(fails, 2, torch.device("cpu")) as peers:

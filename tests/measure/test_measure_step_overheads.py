@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 import torch
@@ -21,7 +23,10 @@ EACH_S, PER_BYTE_S = 2e-3, 2e-8
 class Sleeper(torch.optim.SGD):
     """Takes as long as it says, for each parameter and for each byte."""
 
+    steps: ClassVar[list[int]] = []
+
     def step(self, closure=None):
+        self.steps.append(len(self.param_groups[0]["params"]))
         parameters = self.param_groups[0]["params"]
         time.sleep(EACH_S * len(parameters) + PER_BYTE_S * sum(p.nbytes for p in parameters))
 
@@ -52,15 +57,18 @@ def test_what_a_step_touches_passes_through_the_caches(
 
 
 def test_peers_step_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    beside = []
-    busy = step_overheads.busy
-    monkeypatch.setattr(
-        step_overheads,
-        "busy",
-        lambda work, n, device: beside.append((work.__name__, n)) or busy(work, 0, device),
-    )
+    begun = []
+
+    def beside(work: Callable[[int, int], object], n: int, device: torch.device):
+        before = len(steps)
+        work(0, 0)
+        begun.append((len(steps) - before, n))
+        return busy(work, 0, device)
+
+    busy, steps = step_overheads.busy, Sleeper.steps
+    monkeypatch.setattr(step_overheads, "busy", beside)
     optimizer_cost(Sleeper, [nn.Parameter(torch.zeros(4))], torch.device("cpu"), 0, n_peers=3)
-    assert beside == [("step", 3)]
+    assert begun == [(1, 3)]
 
 
 def test_a_steps_beginning_is_priced_once(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
