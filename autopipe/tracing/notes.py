@@ -15,10 +15,8 @@ __all__ = ["notes_on"]
 
 def notes_on(made: CaptureForms) -> Iterator[str]:
     """Of what a call does beside what it returns, all that a step does otherwise."""
-    if untold := made.variation.mixing.said_untold:
-        yield untold
     mixing = made.variation.mixing
-    yield from filter(None, (mixing.said_by_call, mixing.said_in_evaluation))
+    yield from filter(None, (mixing.said_untold, mixing.said_by_call, mixing.said_in_evaluation))
     written = [name for forms in made.forms.values() for name in names_written(forms[0].output)]
     if written:
         yield (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from ...graph import Op, OpGraph, batch_dim
 from ...stages import Stage, relative_error, run_values
 from ...tracing.calls.labels import DEFAULTS, MODULES
 from ...tracing.rows.tail import join, row_axes, taken_amiss
+from ...tracing.sizes.variation import Mixing
 from ...tracing.state.whole_layers import MODE_OF
 from .microbatch import Batch, Splitter, with_forms
 from .outputs import Outputs
@@ -69,60 +70,64 @@ class MixedRows:
         """
         self._n_checked += 1
         self._follow_layers(batch, may_ask=may_ask)
-        found, tail = self._mixing, self._tail
-        always, training = found.always, found.training or ("" if found.by_call else found.carried)
-        in_evaluation = "" if found.evaluation.by_call else found.evaluation.carried
         if self._is_whole:
-            always, training, in_evaluation = "", tail.before, ""
             self._check_given()
             self._check_taken(batch)
-        elif {op.name for op in self._capture.ops.compute} <= {*tail.ops}:
-            always = always or (training if self._model.training else "")  # nothing is left for microbatches
-        forms = self._capture.forms[self._model.training]
-        usual = self._capture.own[self._model.training][0]
-        others = [forms[number].variation.mixing for number in sorted({*batch.forms} - {usual})]
-        always = always or next((m.always for m in others if m.always), "")
-        training = training or next((m.training for m in others if m.training), "")
-        always = always or self._capture.answered_otherwise(batch.forms, batch.of_all)
-        limits = (m.beyond for m in (found, *others) if m.beyond and not self._is_whole)
-        always = always or next(
-            (f"{what}, on more than {n} rows" for n, what in limits if sum(batch.rows) > n), ""
-        )
-        less = f"in training: {training}" if training and self._model.training else ""
-        less = less or (
-            f"in evaluation: {in_evaluation}" if in_evaluation and not self._model.training else ""
-        )
-        backwards = (m.backward for m in (found, *others) if m.backward and has_backward)
-        less = less or next(backwards, "") or self._by_mode
-        name = type(self._model).__name__
+        name, (always, less) = type(self._model).__name__, self._mixed_in(batch, has_backward=has_backward)
         if always and self._mode != "allow":
-            why = ""
-            if self._mode == "tail":
-                told = "its plan cuts what follows: plan for several microbatches" if tail.ops else ""
-                reason = tail.obstacle or told
-                why = f"; {reason}" if reason else ""
             raise InputError(
-                f"rows of a batch of {name} depend on one another ({always}{why}), so its microbatches do "
-                "not give what the batch gives; pass n_microbatches=1, or have only the model's end compare "
-                "rows, as its loss, which then runs on the whole batch; runtime(batch_dims={'name': axis}) "
-                "where the batch lies along another axis; mixed_rows='allow' to take each microbatch for a "
-                "batch"
+                f"rows of a batch of {name} depend on one another ({always}{self._why_not_apart()}), so its "
+                "microbatches do not give what the batch gives; pass n_microbatches=1, or have only the "
+                "model's end compare rows, as its loss, which then runs on the whole batch; "
+                "runtime(batch_dims={'name': axis}) where the batch lies along another axis; "
+                "mixed_rows='allow' to take each microbatch for a batch"
             )
-        changed, said = found.by_call, found.said_by_call
-        if not self._model.training:
-            changed, said = found.evaluation.by_call, found.said_in_evaluation
-        if always or less:
+        self._tell_mixed(name, always or less)
+        self._tell_drawn(name)
+        self._is_checked = True
+
+    def _mixed_in(self, batch: Batch, *, has_backward: bool) -> tuple[str, str]:
+        """In words, what makes rows of a batch depend on one another, and what less does; or nothing."""
+        found, tail, training = self._mixing, self._tail, self._model.training
+        forms, usual = self._capture.forms[training], self._capture.own[training][0]
+        each = [found, *(forms[number].variation.mixing for number in sorted({*batch.forms} - {usual}))]
+        in_mode, always = _in_mode(found, training), found.always
+        if self._is_whole:
+            in_mode, always = tail.before if training else "", ""
+        elif {op.name for op in self._capture.ops.compute} <= {*tail.ops}:
+            always = always or (in_mode if training else "")  # nothing is left for microbatches
+        limits = () if self._is_whole else (m.beyond for m in each if m.beyond)
+        always = always or _first(m.always for m in each[1:])
+        always = always or self._capture.answered_otherwise(batch.forms, batch.of_all)
+        always = always or _first(
+            f"{what}, on more than {n} rows" for n, what in limits if sum(batch.rows) > n
+        )
+        in_mode = in_mode or _first(m.training for m in each[1:] if training)
+        if in_mode:
+            return always, f"in {'training' if training else 'evaluation'}: {in_mode}"
+        return always, _first(m.backward for m in each if has_backward) or self._by_mode
+
+    def _why_not_apart(self) -> str:
+        """Why what mixes rows does not run once on the whole batch, where that was asked for."""
+        if self._mode != "tail":
+            return ""
+        planned = "its plan cuts what follows: plan for several microbatches" if self._tail.ops else ""
+        why = self._tail.obstacle or planned
+        return why and f"; {why}"
+
+    def _tell_mixed(self, name: str, mixed: str) -> None:
+        """Warn of what makes rows depend on one another, or else of what calls leave, or was not told."""
+        found, training = self._mixing, self._model.training
+        changed = found.by_call if training else found.evaluation.by_call
+        if mixed:
             self._tell(
-                f"rows of a batch of {name} depend on one another ({always or less}): each microbatch is "
-                "a batch of its own there, as with gradient accumulation; n_microbatches=1 takes the batch "
-                "whole"
+                f"rows of a batch of {name} depend on one another ({mixed}): each microbatch is a batch of "
+                "its own there, as with gradient accumulation; n_microbatches=1 takes the batch whole"
             )
-        elif said:
+        elif said := found.said_by_call if training else found.said_in_evaluation:
             self._tell(f"{name}: {said}", changed)
         elif found.said_untold:
             self._tell(f"{name}: {found.said_untold}")
-        self._tell_drawn(name)
-        self._is_checked = True
 
     def _tell(self, what: str, about: Sequence[str] = ()) -> None:
         """Say something once, or once ``about`` each of some names, whatever the mode."""
@@ -337,6 +342,17 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def _in_mode(found: Mixing, training: bool) -> str:
+    """What mixes rows in one mode alone, or is carried from call to call in it; or nothing."""
+    if training:
+        return found.training or ("" if found.by_call else found.carried)
+    return "" if found.evaluation.by_call else found.evaluation.carried
+
+
+def _first(words: Iterable[str]) -> str:
+    return next(filter(None, words), "")
 
 
 def _is_drawn_for_all(ops: OpGraph, op: Op, inside: Collection[str]) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ...torch_private import FUNCTION_HOMES, export_flags, set_export_flags
-from ..inputs.contents import are_equal_tensors
+from ..inputs.contents import are_equal_tensors, is_whole
 from .call import UNSAFE, Call, Depends
 from .members import buffers_in, modules_in
 from .named import Named, nameable
@@ -328,7 +328,7 @@ def holds_frozen(value: Any) -> bool:
 def is_any_frozen(weights: Iterable[nn.Parameter]) -> bool:
     """Whether one of some weights takes no gradient and could."""
     frozen = (p for p in weights if not p.requires_grad)
-    return any(p.is_floating_point() or p.is_complex() for p in frozen)
+    return not all(map(is_whole, frozen))
 
 
 def is_cut_off(call: Call) -> bool:

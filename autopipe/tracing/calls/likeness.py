@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..inputs.contents import are_equal_tensors
+from ..inputs.contents import are_equal_tensors, is_whole
 from .call import Call, Recording, calls_in, map_calls
 from .functions import is_cut_off, tensors
 from .named import held_by, qualified_name
@@ -224,7 +224,7 @@ def _made_of_frozen(calls: Sequence[Call]) -> frozenset[int]:
     out: set[int] = set()
     for call in calls:
         is_made = call.is_frozen or any(id(c) in out for c in call.inputs)
-        takes = (t.is_floating_point() or t.is_complex() for t in tensors(call.value))
+        takes = (not is_whole(t) for t in tensors(call.value))
         in_mode = call.region is None or call.region.grad is not False
         if is_made and in_mode and not is_cut_off(call) and (call.op == "get_attr" or any(takes)):
             out.add(id(call))

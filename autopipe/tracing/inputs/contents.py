@@ -28,6 +28,7 @@ __all__ = [
     "are_told_alike",
     "contents",
     "is_filled",
+    "is_whole",
     "parts",
     "plainly",
     "slots",
@@ -100,6 +101,13 @@ def slotted(value: Any) -> dict[str, Any]:
         with contextlib.suppress(AttributeError):  # an empty one
             found.setdefault(name, slot.__get__(value))
     return found
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number or a truth, or a tensor of such."""
+    if isinstance(value, torch.Tensor):
+        return not (value.is_floating_point() or value.is_complex())
+    return isinstance(value, int)
 
 
 def is_filled(cell: types.CellType) -> bool:

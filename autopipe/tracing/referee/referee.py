@@ -22,7 +22,7 @@ from ..calls.faults import of_models
 from ..calls.members import parameters_in
 from ..code.leaves import asking
 from ..inputs.arguments import Inputs
-from ..inputs.contents import are_told_alike
+from ..inputs.contents import are_told_alike, is_whole
 from ..inputs.structure import Spec, flatten
 from ..inputs.writes import called
 from ..runs.runs import Runs
@@ -370,7 +370,7 @@ def _with_an_end(given: Mapping[str, Tensor], filled: bool) -> dict[str, Tensor]
     """
     out = dict(given)
     for name, tensor in given.items():
-        if tensor.ndim > 1 and tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex()):
+        if tensor.ndim > 1 and tensor.numel() and is_whole(tensor):
             out[name] = tensor.clone()
             out[name][0, ..., -1] = filled if tensor.dtype is torch.bool else 0
     return out
@@ -409,7 +409,7 @@ def _turned(tensor: Tensor) -> Tensor:
     """Numbers of other signs, no numbers where they are whole, other truths."""
     if tensor.dtype is torch.bool:
         return ~tensor
-    return -tensor if tensor.is_floating_point() or tensor.is_complex() else torch.zeros_like(tensor)
+    return torch.zeros_like(tensor) if is_whole(tensor) else -tensor
 
 
 def _shapes(value: Any) -> list[tuple[int, ...]]:
@@ -459,7 +459,7 @@ def _apart(a: Any, b: Any) -> str:
         return f"is {b.dtype} {list(b.shape)}, not {a.dtype} {list(a.shape)}"
     if a.layout is not torch.strided or a.is_quantized or not a.numel() or torch.equal(a, b):
         return ""
-    if not (a.is_floating_point() or a.is_complex()):
+    if is_whole(a):
         return f"differs in {int((a != b).sum())} of {a.numel()} elements"
     wide = torch.complex128 if a.is_complex() else torch.float64
     x, y = a.detach().to(wide), b.detach().to(wide)

@@ -27,6 +27,7 @@ from ..calls.functions import plain_name, tensors
 from ..calls.named import is_users_operator
 from ..calls.perform import run_call
 from ..code.leaves import asking
+from ..inputs.contents import is_whole
 from ..inputs.structure import mapped
 from ..state.state import generators, seed
 from .backwards import followed, functions_exist, has_functions, is_hooked, may_be_own
@@ -601,8 +602,7 @@ def _others(x: Tensor, y: Tensor, axis: int) -> list[int]:
     """The places along an axis at which tensors differ, by more than rounding."""
     if not x.numel() or torch.equal(x, y):
         return []
-    is_whole = not (x.is_floating_point() or x.is_complex())
-    level = ROUNDED[torch.float32] if is_whole else level_of(x.dtype, ROUNDED)
+    level = ROUNDED[torch.float32] if is_whole(x) else level_of(x.dtype, ROUNDED)
     x, y = (t.to(torch.complex128 if t.is_complex() else torch.float64).nan_to_num() for t in (x, y))
     apart = (x - y).abs() > level * y.abs().max()
     return apart.movedim(axis, 0).reshape(apart.shape[axis], -1).any(1).nonzero().flatten().tolist()

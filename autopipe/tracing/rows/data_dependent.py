@@ -24,6 +24,7 @@ from ..calls.faults import of_models
 from ..calls.functions import classify, kind_of_name, plain_name, selects_by_mask, tensors
 from ..calls.named import is_code, is_users_operator
 from ..code.leaves import asking, is_atomic
+from ..inputs.contents import is_whole
 from . import unseen_reads
 from .alike_layers import AlikeLayers, deed
 from .code_run import CodeRun
@@ -232,8 +233,7 @@ def _is_mask(call: Call) -> bool:
 
 
 def _is_whole_number(value: Any) -> bool:
-    is_whole = isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
-    return is_whole and value.numel() == 1
+    return isinstance(value, Tensor) and is_whole(value) and value.numel() == 1
 
 
 def numbers_apart(form: Recording, inputs: Collection[str]) -> list[Change]:
@@ -262,7 +262,7 @@ def alike(given: Mapping[str, Tensor], dim: Dim) -> dict[str, Tensor]:
     out = dict(given)
     for name, axis in dim.where:
         tensor = given[name].detach()
-        ends = tensor.ndim - (tensor.is_floating_point() or tensor.is_complex())
+        ends = tensor.ndim - (not is_whole(tensor))
         for other in (a for a in range(ends) if a != axis and tensor.numel()):
             tensor = tensor.narrow(other, 0, 1).expand_as(given[name])
         out[name] = tensor.contiguous().requires_grad_(given[name].requires_grad)

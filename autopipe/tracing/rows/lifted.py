@@ -17,6 +17,7 @@ from ...graph import Dim
 from ...units import Size, symbol
 from ..calls.call import Call, Depends, Recording, behind
 from ..calls.labels import label_options
+from ..inputs.contents import is_whole
 from .data_dependent import Change
 from .results import axes
 from .varied_data import gathers
@@ -68,8 +69,10 @@ def truths_apart(
     asked: dict[int, int] = {}
     cutting = _cutting(form)
     for call in form.calls:
-        is_first = _is_truth(call) and not any(map(_is_truth, call.inputs))
-        if is_first and not (cutting and all(map(_is_whole, call.inputs)) and behind(call) & cutting):
+        is_cut = (
+            bool(cutting) and all(is_whole(c.value) for c in call.inputs) and bool(behind(call) & cutting)
+        )
+        if _is_truth(call) and not (is_cut or any(map(_is_truth, call.inputs))):
             asked |= {id(call): axis for axis in axes(call, 0, dim, shapes)[:1]}
     if not asked or not gathers(model, form, given, dim, shapes):
         return
@@ -95,12 +98,7 @@ def _cutting(form: Recording) -> set[Call]:
     """The whole numbers among a form's inputs that sizes of others are made of."""
     cut = (c for c in form.calls if c.depends & Depends.DATA)
     made = set[Call]().union(*(behind(c) for c in cut if not any(d.depends & Depends.DATA for d in c.inputs)))
-    return {call for call in made if call.op == "placeholder" and _is_whole(call)}
-
-
-def _is_whole(call: Call) -> bool:
-    value = call.value
-    return not (isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()))
+    return {call for call in made if call.op == "placeholder" and is_whole(call.value)}
 
 
 def _is_truth(call: Call) -> bool:

@@ -30,6 +30,7 @@ from ..calls.faults import of_models
 from ..calls.labels import can_be_counted, label_options
 from ..code.leaves import asking
 from ..code.own_code import OwnCode
+from ..inputs.contents import is_whole
 from ..sizes.rerun import replay
 from ..sizes.trials import first_line
 from ..sizes.variation import Mixing
@@ -425,7 +426,7 @@ def _changed(changes: Change, rows: str, look: _Look | None, call: Call, value: 
 
 
 def _may_point(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+    return is_whole(tensor) and tensor.dtype is not torch.bool
 
 
 def _in_training(
@@ -493,6 +494,6 @@ def _uneven(row: Tensor) -> Tensor:
 
 def _other(row: Tensor) -> Tensor:
     """Another row of the same kind: numbers a little larger, tokens in another order."""
-    if row.is_floating_point() or row.is_complex():
-        return row * 1.25 + 0.125
-    return row.roll(1, -1) if row.ndim else row
+    if is_whole(row):
+        return row.roll(1, -1) if row.ndim else row
+    return row * 1.25 + 0.125

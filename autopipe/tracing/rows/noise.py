@@ -20,6 +20,7 @@ from ...torch_private import HiddenMode, TorchDispatchMode
 from ...units import Size
 from ..calls.call import Call, Depends
 from ..calls.functions import tensors
+from ..inputs.contents import is_whole
 from ..inputs.structure import mapped
 from ..sizes.dims import axis_of
 from ..state.state import generators, seed
@@ -192,7 +193,7 @@ class EvenNoise(TorchDispatchMode):
             if not self._any_op:
                 raise ValueError(f"{func} draws noise that may go by rows")
             for tensor in tensors(made):
-                tensor.fill_(0 if name in _WHOLE or not _is_of_fractions(tensor) else 0.5)
+                tensor.fill_(0 if name in _WHOLE or is_whole(tensor) else 0.5)
         return made
 
 
@@ -247,10 +248,6 @@ def _named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of an op by name, with those that it has of itself."""
     given = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
     return {**given, **dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
-
-
-def _is_of_fractions(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _copy(leaf: Any) -> Any:

@@ -27,6 +27,7 @@ from ..calls.faults import of_models
 from ..calls.labels import label_options
 from ..calls.likeness import is_equal
 from ..code.own_code import OwnCode
+from ..inputs.contents import is_whole
 from ..sizes.other_masks import witnesses
 from ..sizes.rerun import replay
 from ..sizes.variation import Variation
@@ -277,8 +278,8 @@ def _of_other_data(given: _Batch, device: torch.device) -> Iterator[_Batch]:
 
 def _is_lower(other: Tensor, given: Tensor) -> bool:
     """Whether whole numbers are negative that were not."""
-    is_whole = other.dtype.is_signed and not (other.is_floating_point() or other.is_complex())
-    return is_whole and other.numel() > 0 and int(other.min()) < min(0, int(given.min()))
+    may_be = is_whole(other) and other.dtype.is_signed and other.numel() > 0
+    return may_be and int(other.min()) < min(0, int(given.min()))
 
 
 def _copies(given: _Batch, dim: Dim, row: int, n_rows: int) -> dict[str, Tensor]:

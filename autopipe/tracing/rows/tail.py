@@ -31,6 +31,7 @@ from ..calls.functions import tensors
 from ..calls.named import are_nested, place_of
 from ..calls.perform import run_call
 from ..code.own_code import OwnCode
+from ..inputs.contents import is_whole
 from ..inputs.layout import concatenated, of_blocks
 from ..inputs.structure import flatten, unflatten
 from ..sizes.dims import axis_of
@@ -68,8 +69,7 @@ def join(parts: Sequence[Any], axes: Sequence[int | None], blocks_of: Sequence[i
     """
     if len(parts) == 1:
         return parts[0]
-    _, spec = flatten(parts[0])
-    each = [flatten(part)[0] for part in parts]
+    each, (spec, *_) = zip(*map(flatten, parts), strict=True)
     if len({tuple(v.ndim if isinstance(v, Tensor) else None for v in leaves) for leaves in each}) > 1:
         raise InputError(
             "parts of the batch give other tensors than others, which cannot be joined; pass n_microbatches=1"
@@ -592,7 +592,7 @@ def _are_alike(a: Tensor, b: Tensor, allowed: Mapping[torch.dtype, float] = ALLO
     """Whether two tensors are equal, up to rounding where they round."""
     if a.shape != b.shape:
         return False
-    return is_close(a, b, allowed) if a.is_floating_point() or a.is_complex() else torch.equal(a, b)
+    return torch.equal(a, b) if is_whole(a) else is_close(a, b, allowed)
 
 
 _NUMBERS = (int, float, tuple, torch.dtype, torch.device, type(None))

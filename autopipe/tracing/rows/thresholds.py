@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..calls.call import Call, Depends, Recording
 from ..calls.functions import plain_name
+from ..inputs.contents import is_whole
 
 __all__ = ["CUTS", "MOST", "beside_counts", "beside_places", "places_beyond", "rows_to_try"]
 
@@ -54,23 +55,20 @@ def beside_counts(
         c for c in form.calls if c.depends & Depends.INPUT and c.op not in ("placeholder", "output")
     ):
         of = [c for c in call.inputs if c.depends & Depends.INPUT]
-        is_whole = _is_whole(call.value) or (
-            plain_name(call) in _STAYING and bool(of) and whole.issuperset(of)
-        )
-        whole |= {call} if is_whole else set()
+        stays = plain_name(call) in _STAYING and bool(of) and whole.issuperset(of)
+        if stays or is_whole(call.value):
+            whole.add(call)
         is_beside = not counts.isdisjoint(of)
         if is_beside:
             given = (*call.args, *call.kwargs.values())
             found |= {n for n in given if isinstance(n, (int, float)) and not isinstance(n, bool)}
-        if not call.is_size and not has_rows(call) and (is_beside or (is_whole and any(map(has_rows, of)))):
+        if (
+            not call.is_size
+            and not has_rows(call)
+            and (is_beside or (call in whole and any(map(has_rows, of))))
+        ):
             counts.add(call)
     return {n for n in (2 * int(n) for n in found if math.isfinite(n)) if least < n <= most}
-
-
-def _is_whole(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return not (value.is_floating_point() or value.is_complex())
-    return isinstance(value, int)
 
 
 def places_beyond(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[int, int]]:

@@ -26,6 +26,7 @@ from ..calls.labels import can_be_counted, label_options
 from ..calls.perform import run_call
 from ..code.leaves import asking
 from ..code.own_code import OwnCode
+from ..inputs.contents import is_whole
 from .inner_numbers import LINEAR
 from .results import Rows, axes, run_until
 from .tail import is_late
@@ -154,7 +155,7 @@ def _is_of_rows_alone(code: OwnCode, call: Call) -> bool:
 
 def _is_float(call: Call) -> bool:
     values = [v for v in (call.value, *tensors(call.value)) if isinstance(v, (float, Tensor))]
-    return any(isinstance(v, float) or v.is_floating_point() or v.is_complex() for v in values)
+    return not all(map(is_whole, values))
 
 
 def _is_along(call: Call, dim: Dim, shapes: _Shapes) -> bool:
@@ -308,8 +309,7 @@ class _Inside(TorchDispatchMode):
                 is_ragged_mean = _RAGGED in given and not _sums(name, func, args, kwargs)
                 is_bent, kind = is_ragged_mean or _weighs(name, func, args, kwargs), _TOTAL
             self.mark(tensor, kind)
-            is_float = tensor.is_floating_point() or tensor.is_complex()
-            self.is_bent |= is_bent and is_float
+            self.is_bent |= is_bent and not is_whole(tensor)
 
 
 class _Reads(HiddenMode):

@@ -27,6 +27,7 @@ from ..calls.labels import label_options
 from ..calls.members import OF_ALL
 from ..calls.perform import run_call
 from ..code.leaves import asking
+from ..inputs.contents import is_whole
 from ..inputs.structure import flatten, mapped, unflatten
 from ..sizes.dims import axis_of
 from ..sizes.other_masks import LEFT_OUT
@@ -154,7 +155,7 @@ def unlike(
         return
     for name, axis in dim.where:
         tensor = given[name]
-        if tensor.is_floating_point() or tensor.is_complex() or min(tensor.numel(), tensor.shape[axis]) < 2:
+        if not is_whole(tensor) or min(tensor.numel(), tensor.shape[axis]) < 2:
             continue
         a_row, b_row = (tensor.detach().select(axis, place) for place in (0, 1))
         for a, b in itertools.chain(_pairs(a_row, b_row, tensor), _asked_for(form, a_row, tensor)):

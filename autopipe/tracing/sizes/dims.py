@@ -18,6 +18,7 @@ import torch
 from ...graph import Dim
 from ...units import Size, size_at, symbol
 from ..inputs.arguments import Inputs
+from ..inputs.contents import is_whole
 from ..inputs.layout import lying_as
 from ..inputs.packing import sample_rows
 
@@ -82,7 +83,8 @@ def counts(tensors: Mapping[str, torch.Tensor], dim: Dim) -> list[str]:
         name
         for name, t in tensors.items()
         if name not in own
-        and not (t.is_floating_point() or t.is_complex() or t.is_meta or t.dtype is torch.bool)
+        and is_whole(t)
+        and not (t.is_meta or t.dtype is torch.bool)
         and t.numel()
         and int(t.max()) == dim.example
     ]
@@ -95,7 +97,8 @@ def is_in_order(tensors: Mapping[str, torch.Tensor], dim: Dim) -> bool:
     """
     told = [tensors[name] for name, axis in dim.where if axis == 0 and tensors[name].dim() == 1]
     return not dim.packed and any(
-        not (t.is_floating_point() or t.is_complex() or t.is_meta or t.dtype is torch.bool)
+        is_whole(t)
+        and not (t.is_meta or t.dtype is torch.bool)
         and bool(((t[1:] >= t[:-1]).all() or (t[1:] <= t[:-1]).all()) and t[0] != t[-1])
         for t in told
     )

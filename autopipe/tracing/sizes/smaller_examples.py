@@ -13,6 +13,7 @@ import torch
 
 from ...graph import Dim
 from ..inputs.arguments import Inputs
+from ..inputs.contents import is_whole
 from .dims import candidates
 
 __all__ = ["alike_rows", "are_free", "few_pixels", "few_rows", "few_tokens"]
@@ -64,7 +65,7 @@ def _unlike_first(tensor: torch.Tensor, axis: int, n: int) -> torch.Tensor:
         return torch.zeros(n - 1, dtype=torch.int64, device="cpu")
     rows = tensor.movedim(axis, 0)[:n]
     is_other = (rows[1:] != rows[:1]).reshape(n - 1, math.prod(rows.shape[1:])).any(1).long()
-    if tensor.is_floating_point() or tensor.is_complex():
+    if not is_whole(tensor):
         return is_other
     n_left_out = (rows < 0).reshape(n, math.prod(rows.shape[1:])).sum(1)
     return is_other + (n_left_out[1:] != n_left_out[:1])

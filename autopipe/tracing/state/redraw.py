@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from ..inputs.contents import is_whole
 from ..inputs.layout import lying_as
 
 __all__ = ["redrawn"]
@@ -21,7 +22,7 @@ def redrawn(given: Mapping[str, Tensor], seed: int) -> Iterator[dict[str, Tensor
     A model may take ints only in a certain relation, as a text that holds one token for each patch.
     """
     generator = torch.Generator().manual_seed(seed)
-    floats = {n: _redraw(t, generator) for n, t in given.items() if _is_float(t)}
+    floats = {n: _redraw(t, generator) for n, t in given.items() if not is_whole(t)}
     others = {n: _redraw(t, generator) for n, t in given.items() if n not in floats}
     if others:
         yield {n: (floats | others)[n] for n in given}
@@ -40,15 +41,11 @@ def _redraw(tensor: Tensor, generator: torch.Generator) -> Tensor:
         new = flat[torch.randint(flat.numel(), flat.shape, generator=generator, device="cpu")].view(
             tensor.shape
         )
-        if _is_float(tensor):
+        if not is_whole(tensor):
             new = new * (0.5 + 0.5 * torch.rand(new.shape, generator=generator, device="cpu")).to(new.dtype)
         elif tensor.dim() and _is_sorted(tensor):
             new = new.long().sort(-1).values.to(new.dtype)
     return lying_as(new.to(tensor.device), tensor).requires_grad_(tensor.requires_grad)
-
-
-def _is_float(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _is_mask(flat: Tensor) -> bool:
