@@ -5,7 +5,7 @@
 - What a leaf keeps or is given from outside: ``leaf_state``, ``leaf_setters``, ``attributes``,
   ``set_first``.
 - Where code is, what it calls and what it reads of that: ``position``, ``callees``, ``reading``,
-  ``own_code``.
+  ``own_code``, ``scripted``.
 - Code that only checks or tells people: ``checks``, ``messages``, ``kept``.
 - ``restart``: reasons to record once more.
 """

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -27,6 +26,7 @@ from ..state.global_names import globals_in, is_foreign
 from ..state.loads import attributes_stored
 from .leaves import is_torchs
 from .reachable import is_method, names_in, names_reached
+from .scripted import SIZES, goes_by_values, numbers_written
 from .told_numbers import told_numbers
 
 __all__ = ["HOOKS", "OwnCode"]
@@ -50,25 +50,6 @@ _CODE = (
 _SETTING = frozenset({"__dict__", "__setattr__", "delattr", "eval", "exec", "setattr", "vars"})
 """What sets attributes of any name."""
 _PLAIN: tuple[Any, ...] = (float, int, range, str, type(None))
-_SCRIPTED_SIZES = "aten::len", "aten::numel", "aten::size", "prim::shape"
-"""What scripted code asks for sizes by."""
-_SCRIPTED_VALUES = frozenset({
-    "aten::Bool", "aten::Complex", "aten::Float", "aten::FloatImplicit", "aten::Int", "aten::IntImplicit",
-    "aten::ScalarImplicit", "aten::allclose", "aten::equal", "aten::is_nonzero", "aten::item", "prim::tolist",
-})  # fmt: skip
-"""What makes a plain number or truth of a tensor in scripted code."""
-_SCRIPTED_FACTS = frozenset({
-    *_SCRIPTED_SIZES, "aten::dim", "aten::stride", "aten::storage_offset", "prim::device", "prim::dtype",
-    "prim::layout", "prim::max", "prim::min",
-})  # fmt: skip
-"""What scripted code knows of tensors without their values."""
-_SCRIPTED_COUNTS = frozenset({
-    "aten::_unique", "aten::_unique2", "aten::argwhere", "aten::masked_select", "aten::nonzero",
-    "aten::nonzero_numpy", "aten::unique_consecutive", "aten::unique_dim",
-})  # fmt: skip
-"""What gives as many things in scripted code as values say."""
-_HOLDS_VALUES = re.compile("Tensor|Any|__torch__")
-"""What is in the name of each type of scripted code that may hold tensors."""
 _THREADS = frozenset({"Thread", "ThreadPool", "ThreadPoolExecutor"})
 _MOST_HELD, _DEEP = 1 << 10, 4
 """Longer tables are told apart by their kind and size alone, and what lies deeper by its kind."""
@@ -172,7 +153,7 @@ class OwnCode:
         """
         told = call.op == "call_module", call.target
         each = (n for f, n, _ in self._numbers(*told) if may_run is None or may_run(f))
-        return frozenset[int]().union(*each, *map(_numbers_scripted, self._scripted(*told)))
+        return frozenset[int]().union(*each, *map(numbers_written, self._scripted(*told)))
 
     def told(self, call: Call) -> tuple[str, ...]:
         """The values that those name, in order and in words, but for a layer's own number and weights."""
@@ -186,7 +167,7 @@ class OwnCode:
     def may_ask_unseen(self, call: Call, may_run: Callable[[types.FunctionType], bool]) -> bool:
         """Whether those which ``may_run`` may ask a number unseen: in a thread, by its class or scripted."""
         scripted = self._scripted(call.op == "call_module", call.target)
-        if any(asks in graph for graph in scripted for asks in _SCRIPTED_SIZES):
+        if any(asks in graph for graph in scripted for asks in SIZES):
             return True
         codes = (f.__code__ for f, _ in self.functions(call) if may_run(f))
         asked = [*map(globals_in, codes)]
@@ -194,7 +175,7 @@ class OwnCode:
 
     def reads_unseen(self, call: Call) -> bool:
         """Whether scripted code that a call runs goes by values of what it is given, of all rows at once."""
-        return any(map(_goes_by_values, self._scripts(call.op == "call_module", call.target)))
+        return any(map(goes_by_values, self._scripts(call.op == "call_module", call.target)))
 
     def _functions_of(self, is_module: bool, target: Any) -> list[tuple[types.FunctionType, Any]]:
         held = self._within(is_module, target)
@@ -309,55 +290,6 @@ def _texts_in(code: types.CodeType) -> Iterator[str]:
     """The texts among what is written in code, names of arguments that it gives among them."""
     for held in _constants_in(code):
         yield from (each for each in (held if isinstance(held, tuple) else (held,)) if isinstance(each, str))
-
-
-def _goes_by_values(script: Any) -> bool:
-    """Whether a scripted function or layer makes plain numbers or truths of values that it is given."""
-    nodes = [*_nodes_of(script.inlined_graph)]
-    given = [*script.inlined_graph.inputs()][isinstance(script, torch.jit.ScriptModule) :]
-    asked = {v.unique() for v in given if _HOLDS_VALUES.search(v.type().annotation_str)}
-    carried = dict(itertools.chain(*(_carried(n) for n in nodes if n.kind() == "prim::Loop")))
-    sized = [v for n in nodes if n.kind() in _SCRIPTED_SIZES for v in n.inputs()]
-    read = [v.node() for v in _behind(sized, carried) if v.node().kind() in _SCRIPTED_COUNTS]
-    read += (n for n in nodes if n.kind() in _SCRIPTED_VALUES)
-    return any(v.unique() in asked for v in _behind((v for n in read for v in n.inputs()), carried))
-
-
-def _behind(values: Iterable[Any], carried: Mapping[int, Iterable[Any]]) -> Iterator[Any]:
-    """Some values of a scripted graph, and those whose values they are made of."""
-    todo, seen = [*values], set[int]()
-    while todo:
-        value = todo.pop()
-        node = value.node()
-        if value.unique() in seen or node.kind() in _SCRIPTED_FACTS:
-            continue
-        yield value
-        seen.add(value.unique())
-        todo += carried.get(value.unique(), node.inputs())
-        todo += (v for block in node.blocks() for v in block.outputs())
-
-
-def _carried(loop: Any) -> Iterator[tuple[int, tuple[Any, Any]]]:
-    """What a loop's code is given in each turn, with what that is in the first and in later ones."""
-    (block,) = loop.blocks()
-    given, first, later = ([*values] for values in (block.inputs(), loop.inputs(), block.outputs()))
-    # ahead of these are the turn's number, how many there are at the most, and whether another follows
-    for value, *each in zip(given[1:], first[2:], later[1:], strict=True):
-        yield value.unique(), tuple(each)
-
-
-def _nodes_of(block: Any) -> Iterator[Any]:
-    """The nodes of a scripted graph or block, those of blocks within as well."""
-    for node in block.nodes():
-        yield node
-        for inner in node.blocks():
-            yield from _nodes_of(inner)
-
-
-def _numbers_scripted(graph: str) -> frozenset[int]:
-    """The whole numbers above one that are written in a scripted graph."""
-    numbers = itertools.chain(*map(told_numbers, re.findall(r"Constant\[value=([^\]]*)", graph)))
-    return frozenset(n for n in numbers if n > 1)
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -148,6 +148,50 @@ def doubled_by_how_many(x: torch.Tensor) -> torch.Tensor:
 
 
 @torch.jit.script
+def halved_by_how_many_a_mask_has(x: torch.Tensor) -> torch.Tensor:
+    return x * 0.5 if x[x > 1].numel() > 3 else x
+
+
+@torch.jit.script
+def halved_by_how_many_masks_leave(x: torch.Tensor) -> torch.Tensor:
+    kept = x > 1
+    if x.size(1) > 2:
+        kept = kept & ~x.isnan()
+    return x / (1 + x[kept.all(dim=-1)].size(0))
+
+
+@torch.jit.script
+def halved_by_a_mask_it_is_given(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return x * 0.5 if len(x[mask]) > 3 else x
+
+
+@torch.jit.script
+def halved_by_how_many_places(x: torch.Tensor) -> torch.Tensor:
+    return x / (1 + len(torch.where(x > 1)[0]))
+
+
+@torch.jit.script
+def halved_by_how_many_truths_a_table_makes(x: torch.Tensor) -> torch.Tensor:
+    return x / (1 + x[(x * 2).relu().to(torch.bool)].numel())
+
+
+@torch.jit.script
+def by_rows_of_a_mask(x: torch.Tensor) -> torch.Tensor:
+    return torch.where((x.sum(dim=-1) > 0)[:, None], x * 2, x / x.size(1))
+
+
+@torch.jit.script
+def by_places(x: torch.Tensor) -> torch.Tensor:
+    turned = x[:, torch.arange(x.size(1)).flip(0)]
+    return x + turned / turned.size(1)
+
+
+@torch.jit.script
+def repeated(x: torch.Tensor) -> torch.Tensor:
+    return x.repeat_interleave(2, dim=-1).view(x.size(0), -1, 2).sum(dim=-1) * x.repeat_interleave(2).dim()
+
+
+@torch.jit.script
 def by_a_count_of_its_own(x: torch.Tensor, least: list[int]) -> torch.Tensor:
     n = torch.zeros(1)
     for _ in range(3):
@@ -180,6 +224,12 @@ class Around(nn.Module):
         return self.b(self.code(self.a(x)))
 
 
+SCRIPTED = """
+truth number loop mask table object many picked masks given_mask places made_truths rows_of_a_mask
+of_places repeated sizes count weights layer
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "is_refused"),
     [
@@ -190,12 +240,20 @@ class Around(nn.Module):
         (lambda x: doubled_by_a_table(x, {"over": x > 5}), True),
         (lambda x: doubled_by_an_object(x, Held(x > 5)), True),
         (doubled_by_how_many, True),
+        (halved_by_how_many_a_mask_has, True),
+        (halved_by_how_many_masks_leave, True),
+        (lambda x: halved_by_a_mask_it_is_given(x, x > 1), True),
+        (halved_by_how_many_places, True),
+        (halved_by_how_many_truths_a_table_makes, True),
+        (by_rows_of_a_mask, False),
+        (by_places, False),
+        (repeated, False),
         (by_sizes, False),
         (lambda x: by_a_count_of_its_own(x, [2]), False),
         (torch.jit.script(ByItsWeights()), False),
         (torch.jit.script(ByItsInput()), True),
     ],
-    ids=["truth", "number", "loop", "mask", "table", "object", "many", "sizes", "count", "weights", "layer"],
+    ids=SCRIPTED.split(),
 )
 def test_scripted_code_that_goes_by_values_has_all_rows_at_once(code, is_refused):
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
