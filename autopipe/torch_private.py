@@ -70,6 +70,7 @@ __all__ = [
     "function_modes",
     "fx_graph",
     "grad_mode",
+    "gradients",
     "is_called_plainly",
     "is_in_transform",
     "is_operator",
@@ -322,6 +323,19 @@ def backward(
         allow_unreachable=True,
         accumulate_grad=True,
     )
+
+
+def gradients(
+    roots: Sequence[Tensor], grads: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """``torch.autograd.grad``, within which function modes see what backwards written in Python call.
+
+    None for inputs that get none. Given tensors, torch's own turns the innermost mode off meanwhile.
+    """
+    found: Sequence[Tensor | None] = _engine_run_backward(
+        tuple(roots), tuple(grads), False, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False
+    )
+    return found
 
 
 _GONE = (lambda tensor: None), (lambda nothing: None)

@@ -192,6 +192,30 @@ def test_backward_is_torchs_in_the_modes_that_are_in_force() -> None:
     assert torch.equal(y.grad, 2 * torch.ones(2).sin())  # type: ignore[arg-type]
 
 
+def test_gradients_are_torchs_in_the_modes_that_are_in_force() -> None:
+    class Seen(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    class Halved(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            return torch.div(grad, 2)
+
+    seen: list[Any] = []
+    x, y = (torch.ones(2, requires_grad=True) for _ in range(2))
+    with Seen():
+        found = private.gradients([Halved.apply(x)], [torch.ones(2)], [x, y])  # type: ignore[no-untyped-call]
+    assert torch.div in seen
+    assert torch.equal(found[0], torch.full((2,), 0.5))  # type: ignore[arg-type]
+    assert found[1] is x.grad is None
+
+
 def test_what_a_node_saved_is_freed_whatever_holds_it() -> None:
     x = torch.ones(2, 2, requires_grad=True)
     freed, kept, indexed = (x * 1).cos(), (x * 2), (x * 3)[torch.tensor([0])]

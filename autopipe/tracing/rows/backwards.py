@@ -8,8 +8,10 @@ What forwards do to rows is left to ``mixing``.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,13 +20,15 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from ...graph import Dim
-from ...torch_private import HiddenMode, is_torchs_function
+from ...torch_private import HiddenMode, gradients, is_torchs_function
 from ...units import Size
 from ..calls.call import Call, Recording
 from ..calls.describe import call_and_place
+from ..calls.faults import of_models
 from ..calls.functions import tensors
 from ..code.own_code import HOOKS, OwnCode
 from ..state.example_data import hooks_kept_back
+from .data_dependent import Change, Turn, Turned, reads_noted, rows_times, turns_of
 from .noise import EvenNoise, NoDropout
 from .results import ALLOWED, EQUAL, Rows, axes, is_close
 from .row_counts import RowCounts
@@ -34,12 +38,23 @@ __all__ = [
     "mixed_in_backward",
 ]  # fmt: skip
 
+_logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _Made = tuple[Call, int, int]
 """A call, the place of a tensor that it makes, and the axis along which rows lie there."""
 _BY_FREQUENCY = "scale_grad_by_freq"
 _HOOKING = HOOKS | {"saved_tensors_hooks"}
 _SAVED = f"_saved_{_BY_FREQUENCY}"
+_APART = 64.0
+"""What row b is taken times beside row a: any limit on the larger one lies between them at some scale."""
+_SCALES = tuple(_APART**k for k in range(-4, 4))
+_NARROW = slice(2, 6)
+"""Those of the scales that half precision has numbers for."""
+_WIDE = 4
+"""Bytes of a number of a type that has all of them."""
+_EVENLY = 1.0, 1.0
+_OPPOSITE = (1.0, -2.0), (2.0, -1.0)
+"""What rows are taken times for a sum over both to have the sign of one, and of the other."""
 
 
 class OwnBackwards:
@@ -51,7 +66,7 @@ class OwnBackwards:
     """
 
     def __init__(self, code: OwnCode, dim: Dim, shapes: _Shapes) -> None:
-        self.code, self._dim, self._shapes = code, dim, shapes
+        self.code, self.dim, self.shapes = code, dim, shapes
         self._seen: set[Node] = set()
         self.hooks = HooksSet()
         self.found: list[_Made] = []
@@ -63,7 +78,7 @@ class OwnBackwards:
         self.is_whole, has_hooks = True, self.hooks.taken()
         if call.hint in HOOKS:
             self.found += [
-                (c, 0, axis) for c in call.inputs for axis in axes(c, 0, self._dim, self._shapes)[:1]
+                (c, 0, axis) for c in call.inputs for axis in axes(c, 0, self.dim, self.shapes)[:1]
             ]
             return
         made = tensors(value)
@@ -71,7 +86,7 @@ class OwnBackwards:
         nodes = [node for tensor in made for node in _nodes_above(tensor.grad_fn, self._seen)]
         if has_hooks or any(map(_is_odd, nodes)) or is_hooked(self.code, call):
             for i in (i for i, tensor in enumerate(made) if tensor.grad_fn is not None):
-                places = axes(call, i, self._dim, self._shapes)[:1]
+                places = axes(call, i, self.dim, self.shapes)[:1]
                 self.found += [(call, i, axis) for axis in places]
                 self.without_rows += [] if places else [(call, i, 0)]
 
@@ -110,7 +125,8 @@ def mixed_in_backward(
     ``run`` runs the form on rows a and b. Only calls with a backward that is not torch's own, or goes by the
     whole batch, are asked, and none of the ``tail``, which has that: the gradients of each row alone are to
     be the same beside the other as beside itself, those of a beside two b where the form ``takes_more`` rows
-    by one, and those of both rows together the sum of each one's, in either order. All are asked at once;
+    by one, and those of both rows together the sum of each one's, in either order; of backwards that go by
+    data so are those of other sizes, signs and values that they keep. All are asked at once;
     where rows are mixed, one by one. What has no rows, as a loss, gets a part of its gradient from each
     microbatch: it is to hand on that part.
     """
@@ -124,8 +140,9 @@ def mixed_in_backward(
                 run("ab", own.look)
             own.end()
         asked = [made for made in own.found if made[0].name not in tail]
-        if asked and _are_mixed(run, asked, weights, takes_more):
-            mixed = [made for made in asked if _are_mixed(run, [made], weights, takes_more)] or asked
+        places = {id(c): a for c in form.calls for a in axes(c, 0, own.dim, own.shapes)[:1]}
+        if asked and (are_mixed := _fault(run, asked, weights, takes_more, places)) is not None:
+            mixed = [made for made in asked if are_mixed([made])] or asked
             found |= {made[0].name: f"the backward of {call_and_place(made[0])}" for made in mixed}
         for made in own.without_rows:
             if made[0].name not in {*tail, *found} and not _hands_on_parts(run, made, weights):
@@ -231,6 +248,27 @@ def _may_be_by_frequency(kind: type) -> bool:
     return hasattr(kind, _SAVED)
 
 
+def _fault(
+    run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor], takes_more: bool, places: Mapping[int, int]
+) -> Callable[[Sequence[_Made]], bool] | None:
+    """What tells whether gradients of what calls make are those of rows alone, where those asked are not.
+
+    Of backwards that read what they are given, or make numbers of all of it, elsewhere too: see
+    :class:`_Elsewhere`. ``places`` are the axes along which rows of calls' values lie, by id.
+    """
+
+    def mixed(made: Sequence[_Made]) -> bool:
+        return _are_mixed(run, made, weights, takes_more)
+
+    if mixed(asked):
+        return mixed
+    for at in _elsewhere(run, asked, weights, places):
+        found = functools.partial(_are_mixed_elsewhere, run, weights=weights, at=at)
+        if found(asked):
+            return found
+    return None
+
+
 def _are_mixed(run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor], takes_more: bool) -> bool:
     """Whether gradients of what calls make are not those of rows alone, of each beside others too."""
     made = functools.partial(_gradients, run, asked, weights)
@@ -248,10 +286,87 @@ def _are_mixed(run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor], tak
         return not (_are_close(made("ab", (0,)), made("abb", (0,))) and noise.is_of_rows)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Elsewhere:
+    """Where a backward that goes by data may go another way.
+
+    Attributes
+    ----------
+    slopes: what the gradients to begin with are taken times, of row a and of b. change: what puts other
+        values in the place of those that the calls take, and keep for it. turn: a truth that it asks for,
+        which is to come out as it does not.
+    """
+
+    slopes: tuple[float, float] = _EVENLY
+    change: Change | None = None
+    turn: Turn | None = None
+
+    def around(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.turn is None else Turned(self.turn)
+
+
+def _elsewhere(
+    run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor], places: Mapping[int, int]
+) -> Iterator[_Elsewhere]:
+    """Where to ask; nowhere if no code reads what is in a tensor, or makes a number of one, in backwards."""
+    noted = reads_noted()
+    _gradients(run, asked, weights, "ab", None, within=noted)
+    if not (noted.has_read or noted.seen):
+        return
+    narrow = any(w.dtype.itemsize < _WIDE for w in weights)
+    for scale in _SCALES[_NARROW] if narrow else _SCALES:
+        yield _Elsewhere(slopes=(scale, _APART * scale))
+    for slopes in _OPPOSITE:
+        yield _Elsewhere(slopes=slopes)
+    taken = {id(c): places[id(c)] for call, *_ in asked for c in call.inputs if id(c) in places}
+    for scale in _SCALES[_NARROW] if taken else ():
+        yield _Elsewhere(change=functools.partial(rows_times, taken, (scale, _APART * scale)))
+    for factors in _OPPOSITE if taken else ():
+        yield _Elsewhere(change=functools.partial(rows_times, taken, factors))
+
+    def again(rows: str) -> Mapping[Any, int]:
+        noted = reads_noted()
+        _gradients(run, asked, weights, rows, None, within=noted)
+        return noted.truths
+
+    turns = turns_of(noted.truths, again)
+    yield from (_Elsewhere(turn=turn) for turn in turns)
+
+
+def _are_mixed_elsewhere(
+    run: Rows, asked: Sequence[_Made], *, weights: Sequence[Tensor], at: _Elsewhere
+) -> bool:
+    """As :func:`_are_mixed`; False where that does not run, or leads out of all numbers."""
+
+    def made(rows: str, places: Sequence[int]) -> list[Tensor]:
+        return _gradients(run, asked, weights, rows, places, at=at)
+
+    try:
+        first, second, both = (made("ab", places) for places in ((0,), (1,), (0, 1)))
+        alone = [*made("aa", (0,)), *made("bb", (1,))] if at.slopes == _EVENLY else []
+    except of_models() as error:
+        # any Python of the model, on data that it may not take
+        _logger.debug("backwards were not asked elsewhere: %s", error)
+        return False
+    if not all(bool(g.isfinite().all()) for g in (*first, *second, *both, *alone)):
+        return False
+    is_own = not alone or _are_close([*first, *second], alone)
+    return not (is_own and _are_close(both, [a + b for a, b in zip(first, second, strict=True)]))
+
+
 def _hands_on_parts(run: Rows, asked: _Made, weights: Sequence[Tensor]) -> bool:
-    """Whether half the gradient of what a call makes is half of all gradients, which is exact in any type."""
-    whole, half = (_gradients(run, [asked], weights, "ab", None, scale) for scale in (1.0, 0.5))
-    return all(is_close(a, 2 * b, EQUAL) for a, b in zip(whole, half, strict=True))
+    """Whether half the gradient of what a call makes is half of all gradients, which is exact in any type.
+
+    Where code reads gradients, or makes numbers of them, so are others of other sizes.
+    """
+    noted = reads_noted()
+    whole = _gradients(run, [asked], weights, "ab", None, within=noted)
+    goes_by_size = noted.has_read or bool(noted.seen)
+    for scale in (0.5, *(_SCALES[_NARROW] if goes_by_size else ())):
+        part = _gradients(run, [asked], weights, "ab", None, scale)
+        if not all(is_close(scale * a, b, EQUAL) for a, b in zip(whole, part, strict=True)):
+            return False
+    return True
 
 
 def _gradients(
@@ -261,29 +376,40 @@ def _gradients(
     rows: str,
     places: Sequence[int] | None,
     scale: float = 1.0,
+    *,
+    at: _Elsewhere = _Elsewhere(),
+    within: contextlib.AbstractContextManager[Any] | None = None,
 ) -> list[Tensor]:
     """The gradients of ``weights`` by some rows of what calls make, or all, each number weighed unlike.
 
-    A row is weighed alike in any place.
+    A row is weighed alike in any place. Backwards run ``within`` a context.
     """
     made: dict[tuple[int, int], Tensor] = {}
     axes_of = {(id(call), i): axis for call, i, axis in asked}
 
-    def look(call: Call, value: Any) -> None:
+    def look(call: Call, value: Any) -> Any:
         made.update({(id(call), i): t for i, t in enumerate(tensors(value)) if (id(call), i) in axes_of})
+        return None if at.change is None else at.change(rows, call, value)
 
     run(rows, look)
-    at = None if places is None else {place: "ab".index(rows[place]) for place in places}
-    seeds = [scale * _seed(tensor, axes_of[place], at) for place, tensor in made.items()]
-    with hooks_kept_back(weights):
-        found = torch.autograd.grad([*made.values()], weights, seeds, allow_unused=True)
+    which = None if places is None else {place: "ab".index(rows[place]) for place in places}
+    seeds = [scale * _seed(tensor, axes_of[place], which, at.slopes) for place, tensor in made.items()]
+    roots = [*made.values()]
+    found: Sequence[Tensor | None]
+    with hooks_kept_back(weights), within or at.around():
+        if within is None and at.turn is None:
+            found = torch.autograd.grad(roots, weights, seeds, allow_unused=True)
+        else:
+            found = gradients(roots, seeds, weights)
     return [torch.zeros_like(w) if g is None else _dense(g) for w, g in zip(weights, found, strict=True)]
 
 
-def _seed(made: Tensor, axis: int, rows: Mapping[int, int] | None) -> Tensor:
+def _seed(
+    made: Tensor, axis: int, rows: Mapping[int, int] | None, slopes: tuple[float, float] = _EVENLY
+) -> Tensor:
     """The gradient to begin with at what a call made: no two numbers of a row alike, nothing for others.
 
-    ``rows`` are those that have any, by place.
+    ``rows`` are those that have any, by place; ``slopes`` what that of row a is taken times, and of row b.
     """
     if rows is None:
         numbers = torch.linspace(1, 2, made.numel(), dtype=torch.float64, device=made.device)
@@ -292,7 +418,7 @@ def _seed(made: Tensor, axis: int, rows: Mapping[int, int] | None) -> Tensor:
     for place, which in rows.items():
         row = seed.select(axis, place)
         numbers = torch.linspace(1 + which, 2 + which, row.numel(), dtype=torch.float64, device=row.device)
-        row.copy_(numbers.view(row.shape))
+        row.copy_(slopes[which] * numbers.view(row.shape))
     return seed
 
 

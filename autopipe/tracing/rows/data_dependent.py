@@ -29,7 +29,7 @@ from . import unseen_reads
 from .alike_layers import AlikeLayers, deed
 from .code_run import CodeRun
 from .inner_numbers import FAR, LINEAR, Numbers, in_place_of
-from .results import Rows, is_number
+from .results import Rows, is_floating, is_number
 from .tables import PICKS, are_alike, are_by_number, held_tables, picked
 from .thresholds import CUTS, places_beyond
 from .varied_data import made_of_rows
@@ -44,7 +44,10 @@ __all__ = [
     "deciding",
     "numbers_apart",
     "reading",
+    "reads_noted",
+    "rows_times",
     "scales",
+    "turns_of",
 ]
 
 Change = Callable[[str, Call, Any], Any]
@@ -52,6 +55,8 @@ Change = Callable[[str, Call, Any], Any]
 
 _FACTORS = (64.0, -64.0, 1 / 64)
 """What floating-point values are taken times, so that code which compares them may find otherwise."""
+_APART = (64.0, 1.0), (-64.0, 1.0)
+"""What rows a and b are taken times, for one to be beyond a limit."""
 _RANKING = frozenset({"argsort", "bincount", "cumsum", "sort", "topk"})
 """Functions by which code finds how many there are of a kind, and which come first."""
 _SIZES = frozenset({"device", "dim", "dtype", "ndim", "numel", "requires_grad", "shape", "size"})
@@ -177,18 +182,28 @@ def reading(form: Recording, run: Rows, watch: Watch) -> Reading:
         if watch.noted is None:
             watch.see(run)
         assert watch.noted is not None
-        ranks, truths = ranks or watch.noted.ranks, _turns(run, watch.noted.truths)
+
+        def again(rows: str) -> Mapping[_Place, int]:
+            with _Noted() as noted:
+                run(rows)
+            return noted.truths
+
+        ranks, truths = ranks or watch.noted.ranks, turns_of(watch.noted.truths, again)
     skips |= watch.noted is not None and watch.noted.skips
     return Reading(frozenset(watch.found), watch.reads, ranks, skips, truths)
 
 
-def _turns(run: Rows, seen: Mapping[_Place, int]) -> tuple[Turn, ...]:
-    """What to turn of the truths that code asked for on rows a and b, so many times in each place."""
-    each = [seen]
-    for rows in ("aa", "bb") if seen else ():
-        with _Noted() as noted:
-            run(rows)
-        each.append(noted.truths)
+def reads_noted() -> _Noted:
+    """Notes, within it, what code asks of tensors; see :class:`_Noted`."""
+    return _Noted()
+
+
+def turns_of(seen: Mapping[_Place, int], of: Callable[[str], Mapping[_Place, int]]) -> tuple[Turn, ...]:
+    """What to turn of the truths that code asked for on rows a and b, so many times in each place.
+
+    ``of`` gives those for other rows.
+    """
+    each = [seen, *(of(rows) for rows in ("aa", "bb") if seen)]
     times = {place: {truths.get(place, 0) for truths in each} for place in [*seen][:_MOST_TRUTHS]}
     return tuple((place, max(n) if len(n) > 1 else 1) for place, n in times.items())
 
@@ -201,7 +216,8 @@ def scales(found: Reading, axes: Mapping[int, int]) -> list[Change]:
     if not found.given:
         return []
     evenly = (functools.partial(_scaled, found.given, f) for f in _FACTORS)
-    return [*evenly, *(functools.partial(_uneven, axes, f) for f in (max(_FACTORS), min(_FACTORS)))]
+    apart = (functools.partial(rows_times, axes, each) for each in _APART)
+    return [*evenly, *apart]
 
 
 def deciding(form: Recording, places: Collection[int]) -> frozenset[int]:
@@ -301,13 +317,15 @@ def _apart(
     return in_place_of(value, first * (sum(factors["ab".index(row)] for row in rows) / len(rows)))
 
 
-def _uneven(axes: Mapping[int, int], factor: float, rows: str, call: Call, value: Any) -> Any:
-    """The value of a call with ``factor`` times row a, of those whose rows lie along ``axes``."""
+def rows_times(
+    axes: Mapping[int, int], factors: tuple[float, float], rows: str, call: Call, value: Any
+) -> Any:
+    """The value of a call with rows a and b each times its factor, of those whose rows lie along ``axes``."""
     axis = axes.get(id(call))
-    if axis is None or not isinstance(value, Tensor) or value.shape[axis] != len(rows):
+    if axis is None or not is_floating(value) or axis >= value.ndim or value.shape[axis] != len(rows):
         return None
-    factors = value.new_tensor([factor if row == "a" else 1.0 for row in rows])
-    return value * factors.view(-1, *[1] * (value.ndim - axis - 1))
+    each = value.new_tensor([factors["ab".index(row)] for row in rows])
+    return value * each.view(-1, *[1] * (value.ndim - axis - 1))
 
 
 class _Known(NamedTuple):

@@ -1,0 +1,138 @@
+"""Backwards of a model's own that go by what they are given or have kept, where the example shows nothing."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import autopipe
+
+
+def function(backward, forward=lambda x: x.clone()):
+    """A function of one tensor, which its backward is given with the gradient."""
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return forward(x)
+
+        @staticmethod
+        def backward(ctx, slope):
+            return backward(slope, *ctx.saved_tensors)
+
+    return Own.apply
+
+
+def shortened_if_large(slope, x):
+    return slope / slope.norm() if slope.abs().max() > 50 else slope
+
+
+def shortened_by_a_bend(slope, x):
+    return slope * (40 / slope.norm()).clamp(max=1)
+
+
+def nothing_if_tiny(slope, x):
+    return torch.zeros_like(slope) if slope.abs().max().item() < 1e-3 else slope
+
+
+def by_the_sign_of_all(slope, x):
+    return slope if slope.sum() > 0 else slope * 0.1
+
+
+def by_what_is_kept(slope, x):
+    return slope * (x > 0) if x.mean() > 0 else slope * 0.1
+
+
+def by_how_many_are_kept(slope, x):
+    count = int((x.abs() > 20).sum())
+    return slope / count if count > 2 else slope
+
+
+def by_the_largest_kept(slope, x):
+    return slope / x.abs().max().clamp(min=30)
+
+
+def turned_if_any(slope, x):
+    if (x.abs() > 1e6).any():
+        slope = slope - slope.mean(0)
+    return slope
+
+
+def cut_off(slope, x):
+    return slope.clamp(-1e-2, 1e-2) if slope.abs().max() > 1e-2 else slope
+
+
+def shortened_by_row(slope, x):
+    long = slope.norm(dim=-1) > 1e-2
+    slope = slope.clone()
+    if long.any():
+        slope[long] = slope[long] / slope[long].norm(dim=-1, keepdim=True) * 1e-2
+    return slope
+
+
+def as_it_is_if_it_is_a_number(slope, x):
+    return slope.nan_to_num() if slope.isnan().any() else slope
+
+
+class Words(nn.Module):
+    def __init__(self, own):
+        super().__init__()
+        self.table, self.layer, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.own = own
+
+    def forward(self, ids):
+        return self.head(self.own(self.layer(self.table(ids).mean(1))).relu())
+
+
+class Leaf(nn.Module):
+    def __init__(self, own):
+        super().__init__()
+        self.own = own
+
+    def forward(self, x):
+        assert len(x.tolist()) == len(x)
+        return self.own(x)
+
+
+def hooked(backward):
+    def own(x):
+        if x.requires_grad:
+            x.register_hook(lambda slope: backward(slope, x))
+        return x * 1
+
+    return own
+
+
+OF_SLOPES = [shortened_if_large, shortened_by_a_bend, nothing_if_tiny, by_the_sign_of_all]
+OF_ALL = [*OF_SLOPES, by_what_is_kept, by_how_many_are_kept, by_the_largest_kept, turned_if_any]
+OF_ROWS = [cut_off, shortened_by_row, as_it_is_if_it_is_a_number]
+WAYS = {
+    "function": function,
+    "layer's": lambda backward: Leaf(function(backward)),
+    "hook": hooked,
+    "layer's hook": lambda backward: Leaf(hooked(backward)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("backward", [*OF_ALL, *OF_ROWS])
+def test_backwards_that_mix_rows_on_some_data_run_on_the_whole_batch(backward, way, caplog):
+    if "hook" in way and backward in OF_ALL and backward not in OF_SLOPES:
+        pytest.skip("a hook is not given what was kept")
+    torch.manual_seed(0)
+    model = Words(WAYS[way](backward)).double()
+    ids, target = torch.randint(0, 9, (8, 5)), torch.randint(0, 3, (8,))
+    pipe = autopipe.split(model, 2, (ids,), costs="estimated", n_microbatches=4)
+    assert bool(pipe.graph.ops.tail) == (backward in OF_ALL)
+    runtime = pipe.runtime(loss_fn=lambda y, t: weight * F.cross_entropy(y, t))
+    for weight in (1.0, 1e-5, 1e5, -1.0):
+        model.zero_grad()
+        plain = copy.deepcopy(model)
+        runtime.step(ids, target=target)
+        (weight * F.cross_entropy(plain(ids), target)).backward()
+        pairs = zip(model.parameters(), plain.parameters(), strict=True)
+        assert all(torch.allclose(a.grad, b.grad, rtol=1e-9, atol=0) for a, b in pairs)
+    assert "depend on one another" not in caplog.text
