@@ -11,7 +11,7 @@ import autopipe
 from autopipe.tracing import capture
 from autopipe.tracing.calls.call import Call
 from autopipe.tracing.calls.perform import run_call, way_to
-from autopipe.tracing.rows import mixing
+from autopipe.tracing.rows import mixing, row_questions
 from autopipe.tracing.sizes import rerun
 from autopipe.tracing.sizes.trials import Explorer
 
@@ -72,7 +72,7 @@ def test_hooked_leaves_run_each():
 
 def test_all_leaves_run_where_a_check_of_the_data_fails_for_shared_ones(monkeypatch):
     # questions about rows end where a check fails, as of other values than the example's
-    monkeypatch.setattr(mixing, "first_found", lambda asked: ("", False, None, ""))
+    monkeypatch.setattr(mixing, "first_found", lambda asked: row_questions.Answer())
     # a value that later layers share has not grown by what they add
     assert n_runs(Stack(checks=1)) == n_runs(Stack(checks=-9)) + 2 * 4
 

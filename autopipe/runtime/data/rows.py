@@ -18,7 +18,7 @@ from ...graph import Op, OpGraph, batch_dim
 from ...stages import Stage, relative_error, run_values
 from ...tracing.calls.labels import DEFAULTS, MODULES
 from ...tracing.rows.tail import join, row_axes, taken_amiss
-from ...tracing.sizes.variation import Mixing
+from ...tracing.sizes.variation import Mixing, said_nearly
 from ...tracing.state.whole_layers import MODE_OF
 from .microbatch import Batch, Splitter, with_forms
 from .outputs import Outputs
@@ -83,29 +83,35 @@ class MixedRows:
                 "mixed_rows='allow' to take each microbatch for a batch"
             )
         self._tell_mixed(name, always or less)
+        self._tell_nearly(name, batch)
         self._tell_drawn(name)
         self._is_checked = True
+
+    def _others(self, batch: Batch) -> list[Mixing]:
+        """What mixes rows in the forms of a batch beside the one that most run."""
+        training = self._model.training
+        forms, usual = self._capture.forms[training], self._capture.own[training][0]
+        return [forms[number].variation.mixing for number in sorted({*batch.forms} - {usual})]
 
     def _mixed_in(self, batch: Batch, *, has_backward: bool) -> tuple[str, str]:
         """In words, what makes rows of a batch depend on one another, and what less does; or nothing."""
         found, tail, training = self._mixing, self._tail, self._model.training
-        forms, usual = self._capture.forms[training], self._capture.own[training][0]
-        each = [found, *(forms[number].variation.mixing for number in sorted({*batch.forms} - {usual}))]
+        others = self._others(batch)
         in_mode, always = _in_mode(found, training), found.always
         if self._is_whole:
             in_mode, always = tail.before if training else "", ""
         elif {op.name for op in self._capture.ops.compute} <= {*tail.ops}:
             always = always or (in_mode if training else "")  # nothing is left for microbatches
-        limits = () if self._is_whole else (m.beyond for m in each if m.beyond)
-        always = always or _first(m.always for m in each[1:])
+        limits = () if self._is_whole else (m.beyond for m in (found, *others) if m.beyond)
+        always = always or _first(m.always for m in others)
         always = always or self._capture.answered_otherwise(batch.forms, batch.of_all)
         always = always or _first(
             f"{what}, on more than {n} rows" for n, what in limits if sum(batch.rows) > n
         )
-        in_mode = in_mode or _first(m.training for m in each[1:] if training)
+        in_mode = in_mode or _first(m.training for m in others if training)
         if in_mode:
             return always, f"in {'training' if training else 'evaluation'}: {in_mode}"
-        return always, _first(m.backward for m in each if has_backward) or self._by_mode
+        return always, _first(m.backward for m in (found, *others) if has_backward) or self._by_mode
 
     def _why_not_apart(self) -> str:
         """Why what mixes rows does not run once on the whole batch, where that was asked for."""
@@ -128,6 +134,12 @@ class MixedRows:
             self._tell(f"{name}: {said}", changed)
         elif found.said_untold:
             self._tell(f"{name}: {found.said_untold}")
+
+    def _tell_nearly(self, name: str, batch: Batch) -> None:
+        """Warn of what makes rows depend on one another no more than solvers that adapt to them do."""
+        own = self._tail.nearly if self._is_whole else self._mixing.nearly
+        if nearly := said_nearly(_first(m.nearly for m in self._others(batch)) or own):
+            self._tell(f"{name}: {nearly}")
 
     def _tell(self, what: str, about: Sequence[str] = ()) -> None:
         """Say something once, or once ``about`` each of some names, whatever the mode."""

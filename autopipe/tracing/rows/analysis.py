@@ -328,13 +328,13 @@ def with_rows(
         told, takes = (given, dims, variation.shapes, session.device), variation.takes_rows
         if is_shared:
             found = mixing(session.code, {False: form, True: form}, *told, session.start, own, takes=takes)
-            mixed = Mixing(found.always, found.training, beyond=found.beyond, unasked=found.unasked)
+            mixed = dataclasses.replace(_of_any_mode(found), always=found.always, training=found.training)
         else:
             start = functools.partial(_without_mode, functools.partial(session.start, form.training))
             found = mixing(session.code, {False: form}, *told, start, takes=takes)
             said, in_training = found.always, found.always if form.training and known.training else ""
-            mixed = Mixing(
-                "" if in_training else said, in_training, beyond=found.beyond, unasked=found.unasked
+            mixed = dataclasses.replace(
+                _of_any_mode(found), always="" if in_training else said, training=in_training
             )
     if own is not None and not mixed.always and (tail.ops or not known.always):
         backward = _in_backward(session, form, given, loose, own, tail)
@@ -344,6 +344,11 @@ def with_rows(
     modes = (False, True) if is_shared else (form.training,)
     mixed = _of_one_row(session, dict.fromkeys(modes, form), given, loose, tail, mixed)
     return dataclasses.replace(variation, mixing=mixed)
+
+
+def _of_any_mode(found: Mixing) -> Mixing:
+    """What a further form does to rows beside mixing them in a mode."""
+    return Mixing(beyond=found.beyond, unasked=found.unasked, nearly=found.nearly)
 
 
 def with_tail_behind(

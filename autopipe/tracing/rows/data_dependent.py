@@ -56,7 +56,8 @@ Change = Callable[[str, Call, Any], Any]
 _FACTORS = (64.0, -64.0, 1 / 64)
 """What floating-point values are taken times, so that code which compares them may find otherwise."""
 _APART = (64.0, 1.0), (-64.0, 1.0)
-"""What rows a and b are taken times, for one to be beyond a limit."""
+_EITHER_SIDE = (64.0, 1 / 64), (4.0, 1 / 4)
+"""What rows a and b are taken times, for one to be beyond a limit and the other far below it, or near."""
 _RANKING = frozenset({"argsort", "bincount", "cumsum", "sort", "topk"})
 """Functions by which code finds how many there are of a kind, and which come first."""
 _SIZES = frozenset({"device", "dim", "dtype", "ndim", "numel", "requires_grad", "shape", "size"})
@@ -211,12 +212,14 @@ def turns_of(seen: Mapping[_Place, int], of: Callable[[str], Mapping[_Place, int
 def scales(found: Reading, axes: Mapping[int, int]) -> list[Change]:
     """What makes more or less of the values that code kept whole reads, and of one row alone.
 
-    ``axes`` are those along which the rows of calls' values lie, by id of the call.
+    ``axes`` are those along which the rows of calls' values lie, by id of the call. Where code reads numbers,
+    more is made of one row and less of the other, too.
     """
     if not found.given:
         return []
     evenly = (functools.partial(_scaled, found.given, f) for f in _FACTORS)
-    apart = (functools.partial(rows_times, axes, each) for each in _APART)
+    factors = (*_APART, *_EITHER_SIDE) if found.reads else _APART
+    apart = (functools.partial(rows_times, axes, each) for each in factors)
     return [*evenly, *apart]
 
 

@@ -46,12 +46,12 @@ from .form_on_rows import FormOnRows
 from .inner_numbers import Around
 from .joining import joining
 from .lifted import lifted
-from .noise import OwnNoise
+from .noise import OwnNoise, even_around
 from .noise_of_others import mixed_by_noise
 from .order import by_order
 from .pieces import fault_in_pieces
 from .results import Results, Rows, axes, is_as_recorded, is_close
-from .row_questions import Asked, first_found, if_told, mixed_in, of_other_signs
+from .row_questions import Answer, Asked, first_found, if_told, mixed_in, of_other_signs
 from .varied_data import of_other_sign
 
 __all__ = ["mixing", "pairs_of_rows", "rows_of"]
@@ -146,6 +146,14 @@ class _Found:
     beyond: list[tuple[int, str]] = dataclasses.field(default_factory=list)
     untold: str = ""
     unasked: str = ""
+    nearly: str = ""
+
+    def answered(self, answer: Answer) -> str:
+        """In words, what an answer says to mix rows; the rest of it is noted."""
+        self.elsewhere = answer.elsewhere
+        self.unasked, self.nearly = self.unasked or answer.unasked, self.nearly or answer.nearly
+        self.beyond += [answer.beyond] if answer.beyond else []
+        return answer.said
 
     def mixing(self) -> Mixing:
         if self.points:
@@ -168,6 +176,7 @@ class _Found:
             made_of_rows=self.made_of_rows,
             untold=self.untold,
             unasked=self.unasked,
+            nearly=self.nearly,
         )
 
 
@@ -194,13 +203,16 @@ def _asked_of(form: _Form, found: _Found, evaluated: Evaluated | None, *, may_po
     said = said or if_told(by_class_weights, *form.told)
     if not said and (said := _by_scripted(form)):
         found.elsewhere = True
-    if seen is not None and not said:
-        run = partial(rows_of, *form.told)
-        asked = Asked(**form.of, results=form.results, run=run, seen=seen, is_sure=is_sure)
-        said, found.elsewhere, far, left = first_found(asked)
-        found.unasked = found.unasked or left
-        found.beyond += [far] if far else []
-    return said or (_by_noise(form) if seen is None or seen.is_noisy else "")
+    if seen is None:
+        return said or _by_noise(form)
+    run = partial(rows_of, *form.told)
+    asked = Asked(**form.of, results=form.results, run=run, seen=seen, is_sure=is_sure)
+    said = said or found.answered(first_found(asked))
+    if seen.is_noisy and not said:
+        said = _by_noise(form)
+        if not said and (even := asked.drawn_evenly()) is not None:
+            said = found.answered(first_found(even))
+    return said
 
 
 def _by_scripted(form: _Form) -> str:
@@ -369,13 +381,16 @@ def _results(
     around: Around = contextlib.nullcontext,
     watch: Watch | Evaluated | None = None,
     alike: AlikeLayers | None = None,
+    *,
+    evenly: bool = False,
 ) -> Results:
     """What a form gives for two ``rows``, so many ``times`` behind one another.
 
     Labels are counted where all can be: of others the model may make means. ``changes`` may put other values
     in the place of calls'; a run is in the context ``around`` it; ``watch`` looks at one. Of layers that are
-    ``alike`` one runs for all.
+    ``alike`` one runs for all. All that is drawn is one number where it is drawn ``evenly``.
     """
+    around = even_around(device, around) if evenly else around
     over_labels = [*filter(None, (label_options(model, call) for call in form.calls))]
     counted = over_labels if all(can_be_counted(model, options) for options in over_labels) else []
     told = (model, form, rows, dim, device, begin)
@@ -384,7 +399,8 @@ def _results(
     has_others = dim.example > 2 and not alone
     n_rows = 2 * times + (max(dim.example - 2, 0) if has_others else 0)
     noise = OwnNoise(dim, shapes, device)
-    return Results(form, run, times > 1 or has_others, has_others, counted, noise, n_rows)
+    is_longer = times > 1 or has_others
+    return Results(form, run, is_longer, has_others, counted, noise, n_rows, is_even=evenly)
 
 
 def rows_of(

@@ -7,8 +7,9 @@ and what follows, is left to ``mixing`` and ``other_answers``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 import torch
@@ -25,8 +26,9 @@ from ..inputs.structure import mapped
 from ..sizes.dims import axis_of
 from ..state.state import generators, seed
 
-__all__ = ["EvenNoise", "NoDropout", "OwnNoise", "is_drawn", "may_draw"]
+__all__ = ["EvenNoise", "NoDropout", "OwnNoise", "even_around", "is_drawn", "may_draw"]
 
+_Around = Callable[[str], contextlib.AbstractContextManager[Any]]
 _FILLING = frozenset({
     "cauchy", "exponential", "geometric", "log_normal", "rand", "rand_like", "randn", "randn_like", "uniform",
 })  # fmt: skip
@@ -195,6 +197,17 @@ class EvenNoise(TorchDispatchMode):
             for tensor in tensors(made):
                 tensor.fill_(0 if name in _WHOLE or is_whole(tensor) else 0.5)
         return made
+
+
+def even_around(device: torch.device, around: _Around) -> _Around:
+    """What gives the context ``around`` runs of rows, within which all that they draw is one number."""
+
+    @contextlib.contextmanager
+    def even(rows: str) -> Iterator[None]:
+        with EvenNoise(device, any_op=True), around(rows):
+            yield
+
+    return even
 
 
 class NoDropout(HiddenMode):

@@ -78,11 +78,15 @@ class Results:
         over_labels: Sequence[Mapping[str, Any]],
         noise: OwnNoise,
         n_rows: int,
+        *,
+        is_even: bool = False,
     ) -> None:
+        """``is_even``: all that is drawn is one number, which goes by no row."""
         self._n_rows = n_rows
         self.form, self.run, self._is_longer, self._has_others = form, run, is_longer, has_others
         self._over_labels, self._is_counted = over_labels, bool(over_labels)
-        self._noise, self._is_noisy = noise, any(c.is_random for c in form.calls)
+        self._noise = noise
+        self._is_noisy = not is_even and any(c.is_random for c in form.calls)
         self.leaves = [c for c in form.calls[-1].args[0] if isinstance(c, Call)]
         self._values: dict[str, list[Any]] = {}
         self._labels: dict[str, LabelsSeen] = {}

@@ -5,12 +5,13 @@ Putting rows in others' places, and what a form gives for them there, are left t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, dtype
 
@@ -29,13 +30,14 @@ from .form_on_rows import FormOnRows
 from .held_back import RowGradients, holds_back
 from .inner_numbers import Around, numbers_elsewhere
 from .lifted import truths_apart
+from .noise import EvenNoise, even_around
 from .results import ALLOWED, COARSE, EQUAL, FINER, ROUNDED, SLIGHT, Results, Rows, axes, differ
 from .tables import noughts, uneven
 from .thresholds import MOST, beside_counts, beside_places, rows_to_try
 from .unlike_rows import fault_among_unlike, gathered, that_stay, width
 from .varied_data import of_other_sign, of_other_weights, signed, told_otherwise, unlike, with_missing
 
-__all__ = ["Asked", "first_found", "first_mixed", "if_told", "mixed_in", "of_other_signs"]
+__all__ = ["Answer", "Asked", "first_found", "first_mixed", "if_told", "mixed_in", "of_other_signs"]
 
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
@@ -53,34 +55,71 @@ class Asked(FormOnRows):
     ----------
     results: (rows, alone, times, changes, around, watch) → what the form gives for them.
     run: (alone, times) → what runs it on the rows ``given``. seen: what it gives for those.
+    is_even: whether all that it draws is one number.
     """
 
     results: Callable[..., Results]
     run: Callable[..., Rows]
     seen: Results
     is_sure: bool
+    is_even: bool = False
+
+    def drawn_evenly(self) -> Asked | None:
+        """The same, where all that it draws is one number; None where it does not run so."""
+        try:
+            results = functools.partial(self.results, evenly=True)
+            seen = results(self.given, self.is_sure)
+            if not seen.is_finite(*_PAIRS):
+                return None
+        except of_models() as error:
+            # any Python of the model, which may wait for another number
+            _logger.debug("rows could not be asked about without noise: %s", error)
+            return None
+        run = functools.partial(self.run, around=even_around(self.device, contextlib.nullcontext))
+        return dataclasses.replace(self, results=results, run=run, seen=seen, is_even=True)
+
+    def within(self) -> contextlib.AbstractContextManager[Any]:
+        """What is around runs of it that nothing else is around."""
+        return EvenNoise(self.device, any_op=True) if self.is_even else contextlib.nullcontext()
 
 
-def first_found(asked: Asked) -> tuple[str, bool, tuple[int, str] | None, str]:
-    """In words, what mixes rows, or nothing; and whether the example's values had to be other ones for it.
+class Answer(NamedTuple):
+    """What is found of a form's rows.
 
-    Behind these how many rows nothing mixes, where something does more of them, and what; at last, in words,
-    what was not asked, as so many rows take too many bytes.
+    Attributes
+    ----------
+    said: in words, what mixes them, or nothing. elsewhere: whether the example's values had to be other ones
+        for it. beyond: how many rows nothing mixes, where something does more of them, and what. unasked: in
+        words, what was not asked, as so many rows take too many bytes. nearly: what mixes them by less than
+        is allowed of code that goes by data, though by more than rounding.
     """
+
+    said: str = ""
+    elsewhere: bool = False
+    beyond: tuple[int, str] | None = None
+    unasked: str = ""
+    nearly: str = ""
+
+
+def first_found(asked: Asked) -> Answer:
+    """What mixes rows, asked until something does."""
     far: dict[int, str] = {}
     unasked = set[int]()
-    for question, is_elsewhere in _questions(asked, far, unasked):
+    nearly: list[str] = []
+    for question, is_elsewhere in _questions(asked, far, unasked, nearly):
         if found := if_told(question):
-            return found, is_elsewhere, None, ""
-    return "", False, min(far.items(), default=None), _said_unasked(asked, unasked)
+            return Answer(found, is_elsewhere)
+    return Answer(
+        "", False, min(far.items(), default=None), _said_unasked(asked, unasked), "".join(nearly[:1])
+    )
 
 
 def _questions(
-    asked: Asked, far: dict[int, str], unasked: set[int]
+    asked: Asked, far: dict[int, str], unasked: set[int], nearly: list[str]
 ) -> Iterator[tuple[Callable[[], str], bool]]:
     """What to ask, each with whether it is of other values than the example's; ``far``: see :class:`Met`.
 
-    Numbers of rows that take too many bytes are ``unasked``.
+    Numbers of rows that take too many bytes are ``unasked``; for ``nearly`` see :class:`Answer`.
     """
     given, dim, shapes, results, is_sure = asked.given, asked.dim, asked.shapes, asked.results, asked.is_sure
     form, model = asked.form, asked.code.model
@@ -116,9 +155,9 @@ def _questions(
             if n > 2 * _MANY and n > _most_named(asked, form.calls):
                 unasked.add(n)
                 continue
-            yield functools.partial(_among_unlike, asked, n, {}, watch), True
+            yield functools.partial(_among_unlike, asked, n, {}, watch, nearly), True
             if spread:
-                yield functools.partial(_among_unlike, asked, n, spread, watch), True
+                yield functools.partial(_among_unlike, asked, n, spread, watch, nearly), True
     found = _met(asked, watch, met) if met is not None else Met()
     asked.code.keep_met(form, found.alone, found.gradients.values())
     for words in found.exact.values():
@@ -137,10 +176,10 @@ def _questions(
         yield functools.partial(_of_numbers, results, given, around=around), False
     for around in of_each if watch.reads and not asked.seen.is_noisy else ():
         otherwise = functools.partial(results, given, is_sure, around=around)
-        yield functools.partial(_by_data, otherwise, False, dim, shapes, FINER), True
+        yield functools.partial(_by_data, otherwise, False, dim, shapes, nearly, FINER), True
     for around in evenly:
         otherwise = functools.partial(results, given, is_sure, around=around)
-        by_data = functools.partial(_by_data, otherwise, is_more, dim, shapes)
+        by_data = functools.partial(_by_data, otherwise, is_more, dim, shapes, nearly)
         yield by_data if watch.reads else functools.partial(_by_numbers, otherwise, dim, shapes), True
     read = _read(asked, watch, _MANY if is_more else 1)
     if tables := watch.tables_alike() | noughts(model):
@@ -152,7 +191,7 @@ def _questions(
     for rows in with_missing(given, dim) if read.skips else ():
         yield functools.partial(_of_missing, functools.partial(results, rows, is_sure), dim, shapes), False
     for on_other_data in _by_other_data(asked, read):
-        yield functools.partial(_by_data, on_other_data, is_more, dim, shapes), True
+        yield functools.partial(_by_data, on_other_data, is_more, dim, shapes, nearly), True
     places = _places(asked, form.calls)
     for scale in scales(Reading(deciding(form, places)), places):
         yield (
@@ -285,14 +324,22 @@ def _gathered(asked: Asked) -> dict[int, int] | None:
     return gathered(asked.form, *told, stays)
 
 
-def _among_unlike(asked: Asked, n: int, spread: Mapping[int, int], watch: Watch) -> str:
+def _among_unlike(asked: Asked, n: int, spread: Mapping[int, int], watch: Watch, nearly: list[str]) -> str:
     """See :func:`fault_among_unlike`; code that goes by data is right within its tolerance."""
     told = asked.code.model, asked.form, asked.given, asked.dim, asked.shapes, asked.begin
-    allowed = COARSE if watch.reads else ALLOWED
     own = [c for c in asked.form.calls if asked.code.is_own(c)] if watch.reads else []
     options: dict[str, Any] = {"is_counted": asked.seen.is_counted, "own": own}
-    ask = functools.partial(fault_among_unlike, *told, n, spread, allowed, **options)
-    return _of_alike_layers(ask, watch)
+    for allowed in (COARSE, ROUNDED) if watch.reads else (ALLOWED,):
+        ask = functools.partial(fault_among_unlike, *told, n, spread, allowed, **options)
+        if allowed is ROUNDED and nearly:
+            break
+        with asked.within():
+            found = _of_alike_layers(ask, watch)
+        if found:
+            if allowed is not ROUNDED:
+                return found
+            nearly.append(found)
+    return ""
 
 
 def _places(asked: Asked, calls: Iterable[Call]) -> dict[int, int]:
@@ -413,22 +460,31 @@ def _by_data(
     is_more: bool,
     dim: Dim,
     shapes: _Shapes,
+    nearly: list[str],
     level: Mapping[dtype, float] = COARSE,
 ) -> str:
     """What mixes rows, or goes by how many they are, on data that code is to go by otherwise.
 
-    By much: a solver that adapts its steps to a batch may differ within its tolerance. With ``is_more`` rows
-    come often as well.
+    By much: a solver that adapts its steps to a batch may differ within its tolerance; what does by less is
+    put down as ``nearly``, unless something is. With ``is_more`` rows come often as well.
     """
     once = results()
     every = (once, results(times=_MANY)) if is_more else (once,)
     if not all(each.is_finite(*_PAIRS) for each in every):
         return ""
-    for each in every:
-        if fault := each.fault(dim, shapes, level):
-            where = first_mixed(each.form, each.run, dim, shapes, level)
-            return "; ".join(filter(None, (where, fault if each.is_number or not where else "")))
-    return once.among(every[-1].of("ab"), "ab" * _MANY, dim, shapes, level) if is_more else ""
+
+    def found(level: Mapping[dtype, float], of_more: Mapping[dtype, float]) -> str:
+        for each in every:
+            if fault := each.fault(dim, shapes, level):
+                where = first_mixed(each.form, each.run, dim, shapes, level)
+                if where or level is of_more or each.fault(dim, shapes, of_more):  # a number alone is rounded
+                    return "; ".join(filter(None, (where, fault if each.is_number or not where else "")))
+        return once.among(every[-1].of("ab"), "ab" * _MANY, dim, shapes, of_more) if is_more else ""
+
+    said = found(level, level)
+    if not (said or nearly) and (by_less := found(EQUAL, ROUNDED)):
+        nearly.append(by_less)
+    return said
 
 
 def _of_missing(results: Callable[..., Results], dim: Dim, shapes: _Shapes) -> str:

@@ -189,7 +189,9 @@ def find_tail(
 
         mixed = mixing(code, ahead, given, dims, shapes, device, begin, takes=takes)
         ahead_of_it = mixed.always or mixed.training
-        return Tail(obstacle=f"ahead of what follows from it is {ahead_of_it}") if ahead_of_it else tail
+        if ahead_of_it:
+            return Tail(obstacle=f"ahead of what follows from it is {ahead_of_it}")
+        return dataclasses.replace(tail, nearly=mixed.nearly)
 
     begun = frozenset(names) | (carriers(code, forms[True]) if found.carried else frozenset[str]())
     with torch.no_grad(), warnings.catch_warnings():

@@ -20,7 +20,7 @@ from ..inputs.arguments import Inputs
 from ..inputs.packing import packed_fault
 from .guards import SIGNS
 
-__all__ = ["Check", "Fixed", "InEvaluation", "Mixing", "Tail", "Variation"]
+__all__ = ["Check", "Fixed", "InEvaluation", "Mixing", "Tail", "Variation", "said_nearly"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,8 +52,10 @@ class Mixing:
     leaves for the next call, which goes by it. ``one_row`` says what drops the axis of rows where there is
     one, or fails there: microbatches then have two or more. ``beyond``: how many rows nothing mixes, where
     something mixes more of them, and what. ``untold`` says why it could not be told whether rows depend on
-    one another, ``unasked`` of how many it was not asked, and why. ``shared_draws``: names of the ops, of
-    code that stays whole, which draw numbers that are of no row. ``evaluation`` has as much of that.
+    one another, ``unasked`` of how many it was not asked, and why. ``nearly`` is what mixes rows by less than
+    is allowed of code that goes by data, as of solvers, though by more than rounding. ``shared_draws``: names
+    of the ops, of code that stays whole, which draw numbers that are of no row. ``evaluation`` has as much of
+    that.
     """
 
     always: str = ""
@@ -75,6 +77,7 @@ class Mixing:
     beyond: tuple[int, str] | None = None
     untold: str = ""
     unasked: str = dataclasses.field(default="", compare=False)
+    nearly: str = dataclasses.field(default="", compare=False)
     shared_draws: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     evaluation: InEvaluation = dataclasses.field(default_factory=InEvaluation, compare=False)
 
@@ -106,6 +109,18 @@ class Mixing:
         return _said_by_call(self.evaluation.by_call, "evaluation", "the runtime")
 
 
+def said_nearly(nearly: str) -> str:
+    """What :attr:`Mixing.nearly` means for a step, in words; empty where there is nothing."""
+    if not nearly:
+        return ""
+    return (
+        f"what a row gives hangs on the rows beside it, though little comes of it ({nearly}), as where the "
+        "turns of a loop end once all rows are near enough: each microbatch goes by its own rows there; "
+        "n_microbatches=1 takes the batch whole, and turns that end for each row, or after so many, are the "
+        "same in microbatches"
+    )
+
+
 def _said_by_call(names: tuple[str, ...], mode: str, what: str) -> str:
     if not names:
         return ""
@@ -124,7 +139,8 @@ class Tail:
     ``ops`` are all that follow from a mixing of rows; ``again`` those before them, of sizes alone, that they
     need at the batch's sizes. Without any, ``obstacle`` says why there is none. ``before`` says what mixes
     rows ahead of it, in training alone. ``blocks``: what they take that has several places for each row, of
-    which one of all rows comes ahead of the next, as behind ``cat([view, other_view])``.
+    which one of all rows comes ahead of the next, as behind ``cat([view, other_view])``. ``nearly``: as in
+    :class:`Mixing`, ahead of them.
     """
 
     ops: tuple[str, ...] = ()
@@ -132,6 +148,7 @@ class Tail:
     obstacle: str = ""
     before: str = ""
     blocks: tuple[str, ...] = ()
+    nearly: str = dataclasses.field(default="", compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
