@@ -27,7 +27,7 @@ import torch.autograd.function
 import torch.fx.graph
 import torch.utils.checkpoint
 from torch import Tensor, overrides
-from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
+from torch.autograd.graph import GradientEdge, Node, _engine_run_backward, get_gradient_edge
 from torch.autograd.graph import log as _backward_log
 from torch.autograd.variable import Variable
 from torch.utils import _pytree as pytree
@@ -76,6 +76,7 @@ __all__ = [
     "is_operator",
     "is_torchs_function",
     "is_transformed",
+    "newest",
     "operators_named",
     "plugin_options",
     "pop_function_mode",
@@ -157,6 +158,13 @@ def unwatched() -> Iterator[None]:
 def sequence_number(node: Node) -> int:
     """When a node of a graph was made, counted in the thread that made it; leaves come behind all others."""
     return int(node._sequence_nr())
+
+
+def newest() -> int:
+    """A number that nodes of graphs have which this thread makes from now on, or a larger one."""
+    with torch.enable_grad():
+        node = get_gradient_edge(torch.zeros((), device="cpu").requires_grad_().clone()).node
+    return sequence_number(node)
 
 
 class _Held:

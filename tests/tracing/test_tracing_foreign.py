@@ -187,14 +187,15 @@ class Scaling(nn.Module):
 
 
 class Generated(nn.Module):
-    """A network that makes the weight of a layer."""
+    """A network that makes the weight of a layer, or sets one that ``is_fixed``."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_fixed: bool) -> None:
         super().__init__()
         self.hyper, self.layer, self.last = nn.Linear(4, 4), Scaling(), nn.Linear(4, 4)
+        self.is_fixed = is_fixed
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
-        self.layer.slot.given = self.hyper(h)
+        self.layer.slot.given = torch.ones(4) if self.is_fixed else self.hyper(h)
         made = self.layer(x)
         self.layer.slot.given = None
         return self.last(made)
@@ -202,4 +203,11 @@ class Generated(nn.Module):
 
 def test_what_a_captured_graph_fails_with_is_told() -> None:
     with pytest.raises(CaptureError, match=r"fails where the model runs \(set the weight first\)"):
-        capture(Generated(), (torch.randn(4, 4), torch.randn(4)))
+        capture(Generated(is_fixed=True), (torch.randn(4, 4), torch.randn(4)))
+
+
+def test_a_layer_whose_weight_others_make_out_of_sight_is_opened() -> None:
+    model = Generated(is_fixed=False)
+    found = capture(model, (torch.randn(4, 4), torch.randn(4)))
+    x, h = torch.randn(3, 4), torch.randn(4)
+    torch.testing.assert_close(found(x, h), model(x, h))

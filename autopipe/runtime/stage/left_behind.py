@@ -12,7 +12,6 @@ import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
@@ -20,14 +19,7 @@ from ...torch_private import sequence_number
 from ...tracing.code.attributes import put_back
 from ...tracing.state.loads import attributes_stored
 
-__all__ = ["leaves_of", "made_before", "newest", "reads_noted"]
-
-
-def newest() -> int:
-    """A number that nodes of graphs have which this thread makes from now on, or a larger one."""
-    with torch.enable_grad():
-        node = get_gradient_edge(torch.zeros((), device="cpu").requires_grad_().clone()).node
-    return sequence_number(node)
+__all__ = ["leaves_of", "made_before", "reads_noted"]
 
 
 def leaves_of(nodes: Iterable[Node], ends: Iterable[Node]) -> list[Tensor]:
@@ -38,7 +30,7 @@ def leaves_of(nodes: Iterable[Node], ends: Iterable[Node]) -> list[Tensor]:
 def made_before(loss: Tensor, ends: Collection[Node], since: int, own: Set[int]) -> bool:
     """Whether a loss is made of what a forward computed with weights, of ids ``own``, beside its outputs.
 
-    The graphs of these go on at ``ends``; ``since`` is what :func:`newest` gave ahead of the loss. What the
+    The graphs of these go on at ``ends``; ``since`` is what ``newest`` gave ahead of the loss. What the
     stage itself has computed of the same microbatch, of weights that its outputs are made of, is its own.
     """
     made = _nodes([get_gradient_edge(loss).node], ends)

@@ -15,9 +15,10 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from ...errors import AutopipeError, InputError, StepError
 from ...stages import own_loss
+from ...torch_private import newest
 from ..data.call_kinds import Kinds
 from ..options import is_due
-from .left_behind import leaves_of, made_before, newest, reads_noted
+from .left_behind import leaves_of, made_before, reads_noted
 from .worker import StepInputs
 
 __all__ = ["LossCall"]

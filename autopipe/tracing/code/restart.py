@@ -46,7 +46,11 @@ class CloseModule(_AtModule):
 
 
 class OpenLeaf(_AtModule):
-    """With the leaf opened."""
+    """With the leaf opened, and ``with_alike`` those of its class."""
+
+    def __init__(self, path: str, why: str, *, with_alike: bool = False) -> None:
+        super().__init__(path, why)
+        self.with_alike = with_alike
 
 
 class KeepFunction(_AtModule):

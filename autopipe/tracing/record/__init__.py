@@ -7,5 +7,5 @@ meanwhile.
   while), ``replaced_buffers``, ``mode_switches``, ``dict_arguments``, ``exported_memory`` (memory given to
   numpy).
 - Questions that need care: ``identity`` (``a is b``), ``split_guards`` (how many pieces), ``draws`` (random
-  numbers), ``foreign`` (parameters of other layers).
+  numbers), ``foreign`` (what other layers have and make), ``passed_on`` (containers that they fill).
 """

@@ -300,6 +300,7 @@ class OpaqueCalls:
         leaf = next(filter(self.at.is_leaf, above), None)
         if not self.at.is_recorded or leaf is None:
             return told(module, *args, **kwargs)
+        self.foreign.hand(leaf, (args, kwargs))
         encoded, actual = self.ledger.encode_call(args, kwargs)
         call = Call("call_function", told, hint=told.__name__, path=leaf, source=self.at.source())
         call.take((self.ledger.attribute(path, module, Depends.STATE), *encoded[0]), encoded[1])

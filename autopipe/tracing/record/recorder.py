@@ -50,6 +50,7 @@ from .foreign import Foreign, Used
 from .frozen import Frozen
 from .mode_switches import Switched
 from .opaque_calls import OpaqueCalls
+from .passed_on import PassedOn
 from .replaced_buffers import ReplacedBuffers
 
 __all__ = ["Recorder"]
@@ -115,7 +116,7 @@ class Recorder(TorchFunctionMode):
         self.contexts = Contexts()
         self.draws, self.generators = Draws(device), OwnGenerators()
         self.handed, self.handed_inside = HandedOut(), HandedOut()
-        self.foreign = Foreign(names)
+        self.foreign, self.passed_on = Foreign(names, self.ledger.is_computed), PassedOn()
         self.streams = Streams(modules, self.look_inside)
         self.reads = Reads(
             self.at, self.ledger, self.branches, self.perform_aside, lambda: self.contexts.sets_grad
@@ -184,6 +185,13 @@ class Recorder(TorchFunctionMode):
             raise CaptureError(
                 f"a {type(value).__name__} passed around in {path or 'the model'} collects tensors while the "
                 f"model runs, so what one call does depends on earlier ones; call the model without it"
+            )
+        if (leaf := self.passed_on.leaf()) is not None:
+            raise OpenLeaf(
+                leaf,
+                f"{leaf} and other code put things into a list or dict and take them out again, which stages "
+                "on other ranks do not have; hand them over as arguments",
+                with_alike=True,
             )
         self.buffers.write(self.model, self.function)
         self.buffers.see_tables()
@@ -371,8 +379,10 @@ class Recorder(TorchFunctionMode):
             copied = twins.copy(key)
         counts = self.streams.counts.copy()
         before, hooks = self.keeping.before(path, inside), _hooks_of(inside)
+        self.passed_on.note("")
         own = {id(t) for t in (*weights, *functions.tensors((args, kwargs)))}
         outside = self.opaque.drawn_outside()
+        self.foreign.hand(path, actual)
         with self.foreign.to(own, actual) as foreign:
             result = self.perform(call, copied or run_leaf, actual)
         call.derives = foreign.takes_derivatives
@@ -380,6 +390,7 @@ class Recorder(TorchFunctionMode):
         if twins is not None and copied is not None and key in twins.drawn:
             self.streams.count(inside, twins.drawn[key])
             call.is_random, call.depends = True, call.depends | Depends.RANDOM
+        has_filled = self.passed_on.note(path)
         _check_alone(call, inside, foreign, actual, result)
         call.keeps = self.keeping.after(path, inside, before)
         call.shares |= self.keeping.on_classes
@@ -389,7 +400,7 @@ class Recorder(TorchFunctionMode):
         call.mutated = self.changed(buffers, module, path)
         if not (isinstance(result, torch.Tensor) or module._forward_hooks):
             call.uncounted = uncounted(module, call.value)
-        is_own = is_outside or call.shares or call.draws_anew or call.derives
+        is_own = is_outside or call.shares or call.draws_anew or call.derives or has_filled
         if twins is not None and key is not None and copied is None and not is_own:
             draws = self.streams.since(counts, inside)
             if draws is not None:
@@ -432,7 +443,11 @@ class Recorder(TorchFunctionMode):
         mode = self if self.ledger.watched is not None else self.streams
         nothing = contextlib.nullcontext()
         try:
-            with nothing if compiled else eager(), nothing if compiled or comes_by else mode:
+            with (
+                self.foreign.running(path),
+                nothing if compiled else eager(),
+                nothing if compiled or comes_by else mode,
+            ):
                 yield
         finally:
             flags.write()
@@ -570,6 +585,14 @@ def _check_alone(call: Call, inside: Sequence[nn.Module], foreign: Used, actual:
             path,
             f"{call.source}: {path} takes a derivative through what other code has made of what it is given, "
             "which a stage that holds it alone does not reach; make all of that inside of it",
+        )
+    if foreign.taken is not None:
+        raise OpenLeaf(
+            path,
+            f"{call.source}: {path} takes a tensor of shape {list(foreign.taken.shape)} that other code has "
+            "made, by a list, an attribute or a global, which another stage would not have; hand it over as "
+            "an argument",
+            with_alike=True,
         )
     if foreign.names:
         raise OpenLeaf(

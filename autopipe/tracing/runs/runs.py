@@ -49,6 +49,7 @@ from ..patches.memos import Memos
 from ..patches.route import Route
 from ..record.draws import OwnGenerators
 from ..record.identity import compares
+from ..record.passed_on import PassedOn
 from ..record.recorder import Recorder
 from ..state import global_hooks
 from ..state.example_data import are_close, device_of, fresh, other_data, united
@@ -297,6 +298,7 @@ class Runs:
         recorder.bounded.put_back = self.snapshot.tensors.keys()
         recorder.before_writes = self.snapshot.before_writes
         recorder.generators = OwnGenerators(self.snapshot.reached.own_generators)
+        recorder.passed_on = PassedOn([holder for *_, holder in self.snapshot.reached.holders])
         kept = recorder.opaque
         modules = self.modules if restores else modules_in(self.model)
         # of what is led elsewhere than the example leads, no run of the model tells

@@ -478,7 +478,8 @@ class Session:
         if close:
             self.policy = self.policy.with_closed({path, *self.policy.like(path)})
         else:
-            self.policy = self.policy.with_opened([path])
+            alike = self.alike(path) if isinstance(restart, OpenLeaf) and restart.with_alike else ()
+            self.policy = self.policy.with_opened([path, *filter(self.policy.is_openable, alike)])
 
     def is_torn(self, path: str, close: bool) -> bool:
         """Whether a module that is to stay whole must be open, as others use its inside; or the reverse."""
