@@ -45,14 +45,14 @@ _MAX_DEPTH = 6
 class Spec:
     """The shape of a nested value: what kind of container each level is, its keys and its children.
 
-    ``kind`` is ``leaf``, ``sequence``, ``fields`` (a namedtuple, or a dataclass with all its attributes),
-    ``mapping``, ``record`` (a mapping that is a dataclass too, such as a transformers ``ModelOutput``) or
-    ``object``.
+    ``kind`` is ``leaf``, ``sequence``, ``slice``, ``fields`` (a namedtuple, or a dataclass with all its
+    attributes), ``mapping``, ``record`` (a mapping that is a dataclass too, such as a transformers
+    ``ModelOutput``) or ``object``.
     ``factory`` makes the missing values of a ``defaultdict``. ``attributes`` are names of what an object that
     holds items has beside them; their children come last. One that ``mirrors`` has its items there instead.
     """
 
-    kind: Literal["leaf", "sequence", "fields", "mapping", "record", "object"]
+    kind: Literal["leaf", "sequence", "slice", "fields", "mapping", "record", "object"]
     type: Any = None
     keys: tuple[Any, ...] = ()
     children: tuple[Spec, ...] = ()
@@ -74,8 +74,8 @@ def flatten(value: Any) -> tuple[list[Any], Spec]:
     >>> leaves, spec = flatten({"a": (1, None), "b": [2]})
     >>> leaves, unflatten(spec, leaves)
     ([1, None, 2], {'a': (1, None), 'b': [2]})
-    >>> flatten([torch.Size([2, 3])])[0]
-    [2, 3]
+    >>> flatten([torch.Size([2, 3])])[0], flatten(slice(1, 4))[0]
+    ([2, 3], [1, 4, None])
     """
     leaves: list[Any] = []
     return leaves, _flatten(value, leaves, 0)
@@ -128,6 +128,8 @@ def _parts(value: Any, depth: int) -> tuple[Any, tuple[Any, ...], list[Any], tup
         return "sequence", tuple(range(len(value))), list(value), ()
     if cls is dict:
         return "mapping", tuple(value), list(value.values()), ()
+    if cls is slice:
+        return "slice", _OF_SLICES, [value.start, value.stop, value.step], ()
     if cls in _LEAF_TYPES or isinstance(value, type):
         return None
     if isinstance(value, (dict, UserDict)):
@@ -182,7 +184,8 @@ def _is_cached(cls: type, name: str) -> bool:
     return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
-_LEAF_TYPES = frozenset({*_PLAIN, torch.dtype, torch.device, slice, range, torch.nn.Parameter}) - {torch.Size}
+_LEAF_TYPES = frozenset({*_PLAIN, torch.dtype, torch.device, range, torch.nn.Parameter}) - {torch.Size}
+_OF_SLICES = "start", "stop", "step"
 
 
 def carries_tensors(value: Any, depth: int = _MAX_DEPTH) -> bool:
@@ -282,6 +285,10 @@ def _with_attributes(new: Any, spec: Spec, values: list[Any]) -> Any:
     return new
 
 
+def _slice(spec: Spec, values: list[Any]) -> Any:
+    return slice(*values)
+
+
 def _mapping(spec: Spec, values: list[Any]) -> Any:
     if spec.type is dict:
         return dict(zip(spec.keys, values, strict=True))
@@ -327,6 +334,7 @@ def _object(spec: Spec, values: list[Any]) -> Any:
 
 _BUILDERS: dict[str, Callable[[Spec, list[Any]], Any]] = {
     "sequence": _sequence,
+    "slice": _slice,
     "mapping": _mapping,
     "record": _record,
     "fields": _fields,

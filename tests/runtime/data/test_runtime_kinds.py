@@ -64,6 +64,34 @@ def test_number_that_changes_is_an_input():
     assert len(pipe.graph.kinds) == 5
 
 
+class Windowed(torch.nn.Module):
+    """Looks at some of the positions alone, by slices in arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(4)])
+
+    def forward(self, x, window, crop):
+        return self.layers(x[:, window, crop["columns"]])
+
+
+def test_slices_that_change_are_inputs():
+    torch.manual_seed(0)
+    model, columns = Windowed(), {"columns": slice(None, None, 1)}
+    pipe = autopipe.split(model, 2, (torch.randn(4, 16, 4), slice(2, 6), columns), costs="estimated")
+    rt = pipe.runtime(loss_fn=torch.nn.functional.mse_loss)
+    x = torch.randn(5, 16, 4)
+    for n in range(12):
+        window = slice(n, n + 3 + n % 2)
+        expected = model(x, window, columns)
+        torch.testing.assert_close(pipe(x, window, columns), expected)
+        loss = rt.step(x, window, columns, target=torch.zeros_like(expected)).loss
+        torch.testing.assert_close(loss, expected.square().mean().detach())
+    assert len(pipe.graph.kinds) <= 4
+    for window in (slice(None, 5), slice(7, None), slice(1, 9, 2)):
+        torch.testing.assert_close(pipe(x, window, columns), model(x, window, columns))
+
+
 class Reduced(torch.nn.Module):
     """Its loss is reduced as it is asked to."""
 
