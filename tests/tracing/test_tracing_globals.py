@@ -85,6 +85,73 @@ def test_what_its_code_names_is_noticed(pipe, monkeypatch, name, value):
     assert torch.equal(pipe(x), before)
 
 
+seen: list[object] = []
+counted: list[object] = []
+
+
+def note(x: Tensor) -> Tensor:
+    seen.append(tuple(x.shape))
+    return x
+
+
+def note_value(x: Tensor) -> Tensor:
+    seen.append(x.mean().item())
+    return x
+
+
+def count(x: Tensor) -> Tensor:
+    counted.append(x.shape)
+    return x * len(counted)
+
+
+class Noting(nn.Module):
+    """A block that runs a helper on what it makes."""
+
+    def __init__(self, helper):
+        super().__init__()
+        self.linear, self.helper = nn.Linear(4, 4), helper
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.helper(self.linear(x)).tanh()
+
+
+class Noted(nn.Module):
+    """Runs a helper in its layers, or itself where it ``opens`` them."""
+
+    def __init__(self, helper, opens):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) if opens else Noting(helper) for _ in range(4))
+        self.helper, self.opens = helper, opens
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            x = self.helper(x) if self.opens else x
+        return x
+
+
+@pytest.mark.parametrize("opens", [True, False])
+@pytest.mark.parametrize("helper", [note, note_value])
+def test_a_log_that_code_only_adds_to_stands_in_no_way(helper, opens):
+    torch.manual_seed(0)
+    model, x = Noted(helper, opens), torch.randn(4, 4)
+    seen[:] = ["before"]
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2)
+    assert seen == ["before"]
+    rt = pipe.runtime(loss_fn=nn.functional.mse_loss)
+    for n_rows in (4, 5):
+        x = torch.randn(n_rows, 4)
+        loss = rt.step(x, target=torch.zeros(n_rows, 4)).loss
+        torch.testing.assert_close(loss, model(x).square().mean().detach())
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_log_that_code_goes_by_is_refused(opens):
+    counted.clear()
+    with pytest.raises(autopipe.CaptureError, match="counted of"):
+        autopipe.capture(Noted(count, opens), (torch.randn(4, 4),))
+
+
 LOADED = """
 from torch import nn
 

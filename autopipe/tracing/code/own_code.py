@@ -334,7 +334,8 @@ def _in_words(value: Any, depth: int = 0) -> str:
     kind = type(value).__name__
     if isinstance(value, np.generic):
         value = value.item()
-    if (plain := next((p for p in _PLAIN if isinstance(value, p)), None)) is not None:
+    # by its type, as what stands for a number may say that it is one
+    if (plain := next((p for p in _PLAIN if issubclass(type(value), p)), None)) is not None:
         return kind + plain.__repr__(value)
     if isinstance(value, (dict, frozenset, list, set, tuple)) and len(value) <= _MOST_HELD:
         items = value.items() if isinstance(value, dict) else value

@@ -361,12 +361,22 @@ class Repeats:
                 seen[0] != seen[1] != seen[2]
                 and is_met(at, counted)
                 and _dotted(at, counted) not in self.held
+                and not self.is_of_log(at, counted)
             ):
                 self.hold_counts(policy, recording)
                 shown = "other" if isinstance(value, bytes) else f"{seen[0]!r}, {seen[1]!r}, {seen[2]!r}"
                 said = f"{shown} in calls one after another"
                 name = type(self.model).__name__
                 raise CloseModule(at, f"{counted} of {at or name} is {said}; a later call may act on it")
+
+    def is_of_log(self, path: str, counted: str) -> bool:
+        """Whether a number is of something global that code only adds to: how much there is, or an entry."""
+        return any(
+            at == path
+            and (counted == f"{LENGTH_OF}{name}" or counted.startswith(f"{name}."))
+            and self.snapshot.reached.is_only_added_to(holder)
+            for at, name, holder in self.snapshot.reached.holders
+        )
 
     def check_made(self, policy: Policy) -> None:
         """No forward may make the weights that it runs with."""

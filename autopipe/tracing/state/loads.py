@@ -8,9 +8,9 @@ from __future__ import annotations
 import dis
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
-__all__ = ["attributes_loaded", "attributes_stored", "globals_loaded"]
+__all__ = ["attributes_loaded", "attributes_stored", "globals_loaded", "only_adds"]
 
 _EXTENDED = dis.opmap["EXTENDED_ARG"]
 
@@ -26,6 +26,9 @@ _GLOBALS = _shifts(1, "LOAD_GLOBAL") | _shifts(
     0, "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"
 )
 
+_NAMING = frozenset(dis.hasname)
+_ADDING = frozenset({"add", "append", "appendleft", "extend"})
+
 
 def attributes_loaded(code: types.CodeType) -> Iterator[str]:
     """The attributes that code loads, in its order."""
@@ -40,6 +43,22 @@ def attributes_stored(code: types.CodeType) -> Iterator[str]:
 def globals_loaded(code: types.CodeType) -> Iterator[str]:
     """The names that code has of its own file, or puts there, and those of the modules that it imports."""
     return _loaded(code, _GLOBALS)
+
+
+def only_adds(code: types.CodeType, names: Collection[str]) -> bool:
+    """Whether code does nothing with what it has under some names but add to it: ``losses.append(x)``.
+
+    That of functions within it included.
+    """
+    if not {*code.co_consts}.isdisjoint(names):  # by which it may ask for them
+        return False
+    if not {*code.co_names}.isdisjoint(names):
+        steps = [*dis.get_instructions(code)]
+        for step, then in zip(steps, [*steps[1:], None], strict=True):
+            is_added = then is not None and then.opcode in _ATTRIBUTES and then.argval in _ADDING
+            if step.opcode in _NAMING and step.argval in names and not is_added:
+                return False
+    return all(only_adds(inner, names) for inner in code.co_consts if isinstance(inner, types.CodeType))
 
 
 def _loaded(code: types.CodeType, shifts: Mapping[int, int]) -> Iterator[str]:

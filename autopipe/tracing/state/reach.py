@@ -42,7 +42,8 @@ from .cells import (
     content,
     contents,
 )
-from .global_names import PLAIN, Walk, is_bare, is_foreign, is_users, methods_of, names_in
+from .global_names import PLAIN, Walk, codes_in, is_bare, is_foreign, is_users, methods_of, names_in
+from .loads import only_adds
 from .quick_check import are_same
 
 __all__ = ["GENERATORS", "HOOKS", "Reached", "reached"]
@@ -106,6 +107,17 @@ class Reached:
             return False
         lengths, held = self._places()
         return lengths == self.places[0] and are_same(held, self.places[1])
+
+    def is_only_added_to(self, holder: Any) -> bool:
+        """Whether code has a list, set or queue by a name in a file, and does nothing there but add to it."""
+        if not isinstance(holder, (list, set, collections.deque)):
+            return False
+        names = {n for _, _, known, asked in self.files for n in asked if known.get(n) is holder}
+        classes = {v if isinstance(v, type) else type(v) for v in self.seen.values()}
+        classes.update(cls for _, _, cls in self.classes)
+        values = [v for v in self.seen.values() if isinstance(v, types.FunctionType)]
+        values += [v for cls in classes if is_users(cls.__module__) for v in vars(cls).values()]
+        return bool(names) and all(only_adds(code, names) for value in values for code in codes_in(value))
 
     def _places(self) -> tuple[list[int], list[Any]]:
         """How many names there are in files, and what classes and cells hold; arrays hold numbers alone."""
