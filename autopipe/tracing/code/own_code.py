@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ...torch_private import code_of_operator, operators_named
-from ..calls.call import Call, Recording
+from ..calls.call import Call, Depends, Recording, calls_in
 from ..calls.functions import REQUIRING
 from ..calls.kinds import is_own_number, own_numbers
 from ..calls.members import modules_in
@@ -174,8 +174,13 @@ class OwnCode:
         return any(names >= {"int", "type"} or not _THREADS.isdisjoint(names) for names in asked)
 
     def reads_unseen(self, call: Call) -> bool:
-        """Whether scripted code that a call runs goes by values of what it is given, of all rows at once."""
-        return any(map(goes_by_values, self._scripts(call.op == "call_module", call.target)))
+        """Whether scripted code that a call runs goes by values of what it is given, of all rows at once.
+
+        A function that the call runs itself is given what the model holds as well, which is none of rows.
+        """
+        scripts = self._scripts(call.op == "call_module", call.target)
+        is_itself = isinstance(call.target, Named) and [call.target.function] == scripts
+        return any(goes_by_values(s, _given_of_calls(call, s) if is_itself else None) for s in scripts)
 
     def _functions_of(self, is_module: bool, target: Any) -> list[tuple[types.FunctionType, Any]]:
         held = self._within(is_module, target)
@@ -290,6 +295,13 @@ def _texts_in(code: types.CodeType) -> Iterator[str]:
     """The texts among what is written in code, names of arguments that it gives among them."""
     for held in _constants_in(code):
         yield from (each for each in (held if isinstance(held, tuple) else (held,)) if isinstance(each, str))
+
+
+def _given_of_calls(call: Call, function: Any) -> list[bool]:
+    """Which arguments of a scripted function a call makes of more than weights and buffers, in order."""
+    names = [argument.name for argument in function.schema.arguments]
+    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    return [any(c.depends & ~Depends.STATE for c in calls_in(given.get(name))) for name in names]
 
 
 @functools.lru_cache(maxsize=1 << 12)

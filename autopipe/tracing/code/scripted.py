@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,13 +56,15 @@ _HOLDS_VALUES = re.compile("Tensor|Any|__torch__")
 """What is in the name of each type that may hold tensors."""
 
 
-def goes_by_values(script: Any) -> bool:
+def goes_by_values(script: Any, are_of_calls: Sequence[bool] | None = None) -> bool:
     """Whether a scripted function or layer makes plain numbers or truths of values that it is given.
 
-    So are sizes of what has as many places as values say.
+    So are sizes of what has as many places as values say. Where it is known which arguments ``are_of_calls``,
+    of those alone.
     """
     nodes = [*_nodes_of(script.inlined_graph)]
     given = [*script.inlined_graph.inputs()][isinstance(script, torch.jit.ScriptModule) :]
+    given = [*itertools.compress(given, are_of_calls)] if are_of_calls is not None else given
     asked = {v.unique() for v in given if _holds_tensors(v)}
     carried = dict(itertools.chain(*(_carried(n) for n in nodes if n.kind() == "prim::Loop")))
     sized = [v for n in nodes if n.kind() in SIZES for v in n.inputs()]

@@ -201,6 +201,40 @@ def by_a_count_of_its_own(x: torch.Tensor, least: list[int]) -> torch.Tensor:
     return x
 
 
+@torch.jit.script
+def scaled_by(x: torch.Tensor, by: torch.Tensor, times: int = 1) -> torch.Tensor:
+    return x * float(by) * times if bool(by > 0) else x
+
+
+class ByABuffer(nn.Module):
+    """Hands a buffer to scripted code, as it is or written to by what ``makes`` it of rows."""
+
+    def __init__(self, makes=None):
+        super().__init__()
+        self.a, self.b, self.makes = nn.Linear(4, 4), nn.Linear(4, 4), makes
+        self.register_buffer("by", torch.tensor(2.0))
+
+    def forward(self, x):
+        x = self.a(x)
+        return self.b(scaled_by(x, by=self.by if self.makes is None else self.makes(x, self.by), times=2))
+
+
+@pytest.mark.parametrize(
+    ("makes", "is_refused"),
+    [
+        (None, False),
+        (lambda x, by: by * 2, False),
+        (lambda x, by: by + x.mean(), True),
+        (lambda x, by: by + len(x), True),
+        (lambda x, by: by.clone().copy_(x.mean()), True),
+    ],
+    ids=["itself", "alone", "rows", "count", "written"],
+)
+def test_scripted_code_may_go_by_values_of_the_models_own(makes, is_refused):
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    assert bool(captured_mixing(ByABuffer(makes), x).always) is is_refused
+
+
 class ByItsWeights(nn.Module):
     def __init__(self):
         super().__init__()
