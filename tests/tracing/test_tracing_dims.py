@@ -114,6 +114,41 @@ def test_a_size_that_is_rounded_may_vary():
         torch.testing.assert_close(captured(x), captured.model(x))
 
 
+class _Viewed(nn.Module):
+    """Lays what a pooling gives out anew, by how long that is for the example's length."""
+
+    def __init__(self, lays_out):
+        super().__init__()
+        self.conv, self.pool, self.lays_out = (
+            nn.Conv2d(1, 8, (16, 4), padding="same"),
+            nn.AvgPool2d((6, 1)),
+            lays_out,
+        )
+        self.layers = nn.Sequential(nn.Linear(42, 4), nn.Linear(4, 2))
+
+    def forward(self, x):  # [batch, 256, channels]
+        pooled = self.pool(self.conv(x[:, None])[..., 3:])
+        return self.layers(self.lays_out(pooled)).mean(1)
+
+
+@pytest.mark.parametrize(
+    "lays_out",
+    [
+        lambda x: x.view(-1, 8, 42),
+        lambda x: x.reshape((-1, x.shape[1], 42)),
+        lambda x: torch.reshape(x, (-1, 8, 42)),
+    ],
+    ids=["view", "reshape", "function"],
+)
+def test_a_size_left_to_torch_is_how_much_there_is_by_the_others(lays_out):
+    captured = capture(_Viewed(lays_out), (torch.randn(4, 256, 4),))
+    (viewed,) = (op for op in captured.ops.compute if op.name in ("view", "reshape"))
+    size = viewed.outputs[0].shape[0]
+    assert [size_at(size, {"batch": n, "seq": 256, "features": 4}) for n in (1, 3, 8, 20)] == [1, 3, 8, 20]
+    assert size_at(size, {"batch": 4, "seq": 512, "features": 4}) * 42 == 4 * 85
+    assert not captured.variation.mixing.always
+
+
 class _Halved(nn.Module):
     """Halves a picture and doubles it again, and goes by whether that is larger than what was given."""
 

@@ -190,6 +190,11 @@ class Formulas:
             self.memo[key] = fit(self.dims, self.points, key)
         return self.memo[key]
 
+    def prefer(self, values: Sequence[int | float], formula: Size) -> None:
+        """Let ``values`` be those of a formula that takes them at the points, and all that are equal too."""
+        if all(size_at(formula, p) == v for p, v in zip(self.points, values, strict=False)):
+            self.memo[tuple(values)] = formula
+
     def with_more(self, values: Sequence[int | float], more: Sequence[tuple[Mapping[str, int], Any]]) -> Size:
         """The same, where ``more`` (point, value) are known that the formula is to take as well, if any does.
 

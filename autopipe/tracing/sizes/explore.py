@@ -24,7 +24,7 @@ from ..code.leaves import asking
 from ..inputs.arguments import Inputs
 from ..inputs.packing import packings
 from . import dims as sizing
-from .guards import broken, computed, is_fitted, is_stepped
+from .guards import broken, computed, inferred, is_fitted, is_stepped
 from .harmless import find_harmless
 from .rerun import replay, with_guards
 from .trials import Elsewhere, Explorer, Trial, first, first_line
@@ -338,7 +338,10 @@ def _fitted(
                 if is_off or any(id(c) in guessed for c in call.inputs):
                     guessed.add(id(call))
             missed = [(_at(e, base), e.shapes[id(call)]) for e in others if id(call) in e.shapes]
-            shapes[id(call)] = _shapes(call, [s.shapes[id(call)] for s in seen], missed, formulas, of_each)
+            left = inferred(call, shapes, numbers)
+            shapes[id(call)] = _shapes(
+                call, [s.shapes[id(call)] for s in seen], missed, formulas, of_each, left
+            )
         for guard in (g for g in form.guards if id(g) not in harmless):
             if any(isinstance(o, Call) and (id(o) in guessed or id(o) in ragged) for o in guard.operands):
                 unsure.add(id(guard))
@@ -396,8 +399,11 @@ def _shapes(
     missed: Sequence[tuple[Mapping[str, int], Any]],
     formulas: sizing.Formulas,
     of_each: sizing.Formulas,
+    left: tuple[int, Size] | None,
 ) -> tuple[tuple[Size, ...], ...]:
     """The shapes of a call's tensors as formulas, through what was seen at the points of ``formulas``.
+
+    That of an axis whose size is ``left`` to torch is what it says, where the one that was fitted rounds.
 
     A tensor that has other axes where one dim is changed counts as unchanged there. Where it has others with
     all changed at once, that says nothing of its sizes, and they are those ``of_each`` dim changed alone.
@@ -410,7 +416,9 @@ def _shapes(
         told = zip(seen[:n_points], known, strict=False)
         others = [s[i] if is_known else tuple(tensor.shape) for s, is_known in told]
         more = [(p, s[i]) for p, s in missed if i < len(s) and len(s[i]) == tensor.dim()]
-        sizes = zip(tensor.shape, *others, strict=True)
+        sizes = [*zip(tensor.shape, *others, strict=True)]
+        if left is not None and is_stepped(fitted(sizes[left[0]])):
+            fitted.prefer(sizes[left[0]], left[1])
         out.append(
             tuple(fitted.with_more(v, [(p, s[axis]) for p, s in more]) for axis, v in enumerate(sizes))
         )

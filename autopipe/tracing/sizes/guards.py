@@ -11,14 +11,17 @@ import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from ...errors import InputError
 from ...units import Size
 from ..calls.call import Call, Depends, Guard, Recording
 from ..calls.named import Named, unnamed
 from .rerun import with_guards
 
-__all__ = ["SIGNS", "ExpectSize", "broken", "computed", "is_fitted", "is_stepped", "with_checks"]
+__all__ = ["SIGNS", "ExpectSize", "broken", "computed", "inferred", "is_fitted", "is_stepped", "with_checks"]
 
+_VIEWS = frozenset({"reshape", "view", torch.reshape})
 SIGNS = {
     operator.eq: "==", operator.ne: "!=", operator.lt: "<", operator.le: "<=", operator.gt: ">",
     operator.ge: ">=",
@@ -58,6 +61,27 @@ def computed(call: Call, numbers: Mapping[int, Size]) -> Size | None:
     else:
         formula = None
     return _left_to(function, operands) if formula is None else formula
+
+
+def inferred(
+    call: Call, shapes: Mapping[int, tuple[tuple[Size, ...], ...]], numbers: Mapping[int, Size]
+) -> tuple[int, Size] | None:
+    """The axis whose size a call leaves to torch, as ``x.view(-1, 8)`` does, and its formula.
+
+    That is how much there is in the whole by what the other axes take. None where the call leaves none, or
+    the formula of any is not known.
+    """
+    if call.target not in _VIEWS or len(call.args) < 2 or call.kwargs or not isinstance(call.args[0], Call):
+        return None
+    told = call.args[1] if isinstance(call.args[1], (tuple, list)) else call.args[1:]
+    sizes: list[Any] = [numbers.get(id(n)) if isinstance(n, Call) else n for n in told]
+    whole = shapes.get(id(call.args[0]))
+    if sizes.count(-1) != 1 or None in sizes or not whole:
+        return None
+    axis = sizes.index(-1)
+    taken = math.prod(n for i, n in enumerate(sizes) if i != axis)
+    there_is: Any = math.prod(whole[0])
+    return axis, _ratio(there_is, taken)
 
 
 def _left_to(function: Any, operands: Sequence[Any]) -> Size | None:
