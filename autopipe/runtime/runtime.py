@@ -216,6 +216,7 @@ class Runtime(BetweenSteps):
     ) -> StepResult:
         """The loss of one batch without gradients, in the model's present mode.
 
+        A stage whose forward takes derivatives itself, as of an energy, is run with them.
         Arguments and errors are those of :meth:`step`. In training mode dropout is at work: call
         ``pipe.eval()`` first for a validation loss.
         """

@@ -135,6 +135,7 @@ class Worker:
             and not self._rewritten
             and not step.batch.forms
             and not self._named
+            and not (self._derives and not step.grad)
         )
         self._code = self.stage.as_called() if self.module is self.stage else self.module
         self._scopes: dict[int, rng.Scope] = {}
@@ -238,7 +239,10 @@ class Worker:
         self._roots[m] = None
 
     def _run(self, values: Sequence[Any], m: int) -> tuple[Any, ...]:
-        """What the stage gives; the loss and outputs of the last one are kept."""
+        """What the stage gives; the loss and outputs of the last one are kept.
+
+        A forward that makes gradients itself has them enabled where the step makes none.
+        """
         if self._is_bare:
             outputs = self._code(*values)
         else:
@@ -247,7 +251,12 @@ class Worker:
                 stack.enter_context(self.replicas.around_forward())
                 stack.enter_context(self._forward_context())
                 stack.enter_context(self._kept_away(values))
-                outputs = self.module(*values, **self._options(m))
+                if self._derives and not self._step.grad:
+                    with torch.enable_grad():
+                        outputs = self.module(*values, **self._options(m))
+                    outputs = tuple(v.detach() if isinstance(v, Tensor) else v for v in outputs)
+                else:
+                    outputs = self.module(*values, **self._options(m))
         if self.section.is_last:
             self._keep_last(outputs, m)
         if self._probe is not None:

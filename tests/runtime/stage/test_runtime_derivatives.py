@@ -89,3 +89,43 @@ def test_derivatives_of_what_stays_whole_are_right_in_microbatches(make, recompu
             assert (p.grad is None) == (q.grad is None)
             if p.grad is not None:
                 torch.testing.assert_close(p.grad, q.grad)
+
+
+class Forces(nn.Module):
+    """An energy of positions and its derivative by them, which the forward takes itself."""
+
+    closed = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.energy, self.last = nn.Linear(4, 4), Energy(), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.clone().requires_grad_()
+        energy = self.energy(self.first(x))
+        (forces,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return self.last(forces), energy
+
+
+def expected_of(model: nn.Module, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+    out = model(x)
+    return tuple(o.detach() for o in out) if isinstance(out, tuple) else out.detach()
+
+
+@pytest.mark.parametrize("n_microbatches", [1, 3])
+@pytest.mark.parametrize("make", [OfLayer, OfMethod, Forces])
+def test_derivatives_are_taken_where_a_step_makes_no_gradients(make, n_microbatches):
+    torch.manual_seed(0)
+    model, x = make().double(), torch.randn(6, 4, dtype=torch.float64)
+    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3, closed=make.closed)
+
+    def loss_of(out, _):
+        return sum(o.square().mean() for o in out) if isinstance(out, tuple) else out.square().mean()
+
+    expected = expected_of(model, x)
+    runtime = pipe.runtime(loss_of)
+    found = runtime.evaluate(x, n_microbatches=n_microbatches).loss
+    assert float(found) == pytest.approx(loss_of(expected, None).item(), rel=1e-12)
+    outputs = runtime.forward(x, n_microbatches=n_microbatches)
+    torch.testing.assert_close(outputs, expected)
+    assert not any(o.requires_grad for o in (outputs if isinstance(outputs, tuple) else (outputs,)))
