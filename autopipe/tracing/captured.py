@@ -37,6 +37,7 @@ from .new_forms import NewForms
 from .new_kinds import recorded_beside
 from .runs.assumptions import Assumptions
 from .runs.size_attributes import follow_sizes, sizes_of
+from .sizes.dims import axis_of
 from .sizes.variation import Variation
 from .state.example_data import all_on
 from .state.readers import Change, Kind
@@ -314,16 +315,25 @@ class Capture:
     def listed_rows(self) -> tuple[tuple[str, frozenset[str]], ...]:
         """In words, each list that may have an entry for every row, with the inputs in it: it is not cut.
 
-        It has where no input outside of it has rows, nor have all entries.
+        It has where no input outside of it has rows, nor have all entries, or where all that the model gives
+        has a place for each entry, and none for rows within one.
         """
         where = {name for dim in self.ops.dims if dim.name == "batch" for name, _ in dim.where}
         found = []
         for shown, entries in self.inputs.lists:
             own = frozenset(itertools.chain(*entries))
-            if where <= own and not all(map(where.intersection, entries)):
+            is_by_entry = not all(map(where.intersection, entries)) or self._gives_by_entry(len(entries))
+            if where <= own and is_by_entry:
                 words = f"{shown} holds {len(entries)} entries, and only tensors are cut into rows"
                 found.append((f"{words}: put them into one, filled up to one size", own))
         return tuple(found)
+
+    def _gives_by_entry(self, n_entries: int) -> bool:
+        """Whether what the model gives has as many places, whatever the batch, and rows along no axis."""
+        consumers, by_name = self.ops.consumers, self.ops.by_name
+        ends = [a for a, takers in consumers.items() if any(by_name[b].kind == "output" for b in takers)]
+        shapes = [tensor.shape for name in ends for tensor in by_name[name].outputs if tensor.shape]
+        return bool(shapes) and all(s[0] == n_entries and axis_of(s, "batch") is None for s in shapes)
 
     def most_microbatches(self, n_rows: int) -> int:
         """Into how many microbatches rows may be cut: none is a single row where that is something else."""

@@ -24,6 +24,7 @@ from ..inputs.packing import sample_rows
 
 __all__ = [
     "Formulas",
+    "axis_of",
     "candidates",
     "counts",
     "fit",

@@ -63,6 +63,31 @@ def test_a_list_with_an_entry_for_each_row_is_told_of(make, example, name, caplo
     assert runtime.step(*example).loss == pytest.approx(model(*example).item())
 
 
+class Points(nn.Module):
+    """Of clouds in a list, of as many points each as it may be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each, self.layers = nn.Linear(3, 8), nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)])
+
+    def forward(self, clouds: list[Tensor]) -> Tensor:
+        return self.layers(torch.stack([self.each(cloud).tanh().mean(0) for cloud in clouds]))
+
+
+@pytest.mark.parametrize("n_microbatches", [None, 2])
+@pytest.mark.parametrize("unlike", [0, 1])
+def test_entries_with_an_axis_that_varies_are_rows_all_the_same(unlike, n_microbatches):
+    torch.manual_seed(0)
+    model, example = Points(), [torch.randn(5 + k * unlike, 3) for k in range(4)]
+    pipe = autopipe.split(model, 2, (example,), costs="estimated", n_microbatches=n_microbatches)
+    assert pipe.plan.n_microbatches == 1
+    runtime = pipe.runtime(functional.mse_loss)
+    for n in (4, 6):
+        clouds, target = [torch.randn(7 + k * unlike, 3) for k in range(n)], torch.randn(n, 8)
+        expected = functional.mse_loss(model(clouds), target).item()
+        assert runtime.step(clouds, target=target).loss == pytest.approx(expected)
+
+
 class Scales(nn.Module):
     """Of what a backbone gives at several scales, each with all rows."""
 
