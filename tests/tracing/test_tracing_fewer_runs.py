@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from autopipe.tracing import capture
+from autopipe.tracing.rows import among_many
 from autopipe.tracing.runs import runs
 from autopipe.tracing.runs.repeats import Repeats
 
@@ -210,3 +211,40 @@ def test_what_one_mode_leaves_beside_is_asked_about_in_that_mode(asked: list[boo
     model.body = nn.Sequential(nn.Linear(4, 4), Writing())
     capture(model, (torch.randn(6, 4),), closed=["body"])
     assert True in asked
+
+
+class Counting(nn.Module):
+    """Goes by how many rows are above nought, and may hold gradients back in code that does not run."""
+
+    def __init__(self, is_held: bool) -> None:
+        super().__init__()
+        self.linear, self.does = nn.Linear(4, 4), self.held if is_held else self.made
+
+    def made(self, x: Tensor) -> Tensor:
+        return x * 2
+
+    def held(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            factor = x.relu()
+        return x * factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        n_above = (self.linear(x) > 0).sum()
+        return self.does(x) if n_above >= 0 else self.held(x)
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_gradients_are_asked_by_number_where_code_that_runs_holds_some_back(
+    is_held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    gradient_of = among_many.gradient_of
+
+    def noting(*told: Any) -> Any:
+        asked.append(told)
+        return gradient_of(*told)
+
+    monkeypatch.setattr(among_many, "gradient_of", noting)
+    found = capture(nn.Sequential(nn.Linear(4, 4), Counting(is_held), nn.Linear(4, 4)), (torch.randn(4, 4),))
+    assert not found.variation.mixing.always
+    assert bool(asked) is is_held

@@ -99,9 +99,19 @@ class OwnCode:
         """Each function once, with the module that has it or nothing: what it holds, and what that names."""
         return self._functions(call.op == "call_module", call.target)
 
-    def names(self, call: Call) -> frozenset[str]:
-        """The names of globals and attributes that those ask for, and of the contexts that they run in."""
-        return self._names(call.op == "call_module", call.target)
+    def names(
+        self, call: Call, may_run: Callable[[types.FunctionType], bool] | None = None
+    ) -> frozenset[str]:
+        """The names of globals and attributes that those ask for, and of the contexts that they run in.
+
+        Of all functions, or those which ``may_run``; of all too where some run in threads, which nobody sees.
+        """
+        told = call.op == "call_module", call.target
+        names = self._names(*told)
+        if may_run is None or not _THREADS.isdisjoint(names):
+            return names
+        run = (names_in(f.__code__) for f, _ in self._functions(*told) if may_run(f))
+        return self._contexts(*told).union(*run)
 
     def texts(self, call: Call) -> frozenset[str]:
         """The texts that are written in those, as names that they ask for by ``getattr``."""
@@ -219,10 +229,12 @@ class OwnCode:
         return any("training" in names_reached(*pair, stored) for pair in zip(asking, owners, strict=True))
 
     def _named(self, is_module: bool, target: Any) -> frozenset[str]:
-        held = [held for held, _ in self._within(is_module, target)]
-        names = (names_in(f.__code__) for f in held if isinstance(f, types.FunctionType))
-        contexts = (type(f.__self__).__name__ for f in held if isinstance(f, types.MethodType))
-        return frozenset(contexts).union(*names)
+        names = (names_in(f.__code__) for f, _ in self._functions(is_module, target))
+        return self._contexts(is_module, target).union(*names)
+
+    def _contexts(self, is_module: bool, target: Any) -> frozenset[str]:
+        held = (held for held, _ in self._within(is_module, target))
+        return frozenset(type(f.__self__).__name__ for f in held if isinstance(f, types.MethodType))
 
     def _numbered(
         self, is_module: bool, target: Any

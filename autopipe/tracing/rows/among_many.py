@@ -185,12 +185,15 @@ class RowsMet:
             counts = self._counts(call)
             if call.is_random and (counts.asks or counts.places):
                 self._quiet(call)
+            holds_back = self._may_hold_back(call)
             twos = self._twos(call, value) if counts.asks else {}
         except Exception:
             self._met.untold |= self._code.numbers(call, self._ran.may_run)
             raise
         if counts.asks:
             self._ask_of_each_number(call, twos, counts.reads)
+            if not holds_back and self._may_hold_back(call):  # in code that ran on some number alone
+                self._ask_of_each_number(call, self._twos(call, value), counts.reads)
         elif not counts.places:
             return
         if call.is_random:
@@ -246,9 +249,13 @@ class RowsMet:
         """Whether a call may have a backward that is not torch's own: by its code, or as it was seen to."""
         return id(call) in self._applying or may_be_own(self._code, call)
 
+    def _may_hold_back(self, call: Call) -> bool:
+        """Whether a call may give values that gradients do not pass, by its code that ran so far."""
+        return may_hold_back(self._code, call, self._ran.may_run)
+
     def _twos(self, call: Call, value: Any) -> dict[str, _Made]:
         """What a call gives for two rows, unlike or alike."""
-        has_gradients = may_hold_back(self._code, call) or self._may_be_own(call)
+        has_gradients = self._may_hold_back(call) or self._may_be_own(call)
         seed(self._at)
         twos = {rows: self._of_rows(call, rows, has_gradients) for rows in ("ab", "aa")}
         given = ((c, i) for c in call.inputs for i in range(len(tensors(self._few[id(c)]))))

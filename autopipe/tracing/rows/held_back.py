@@ -7,6 +7,7 @@ on. Backwards that are not torch's own are left to ``backwards``, what values te
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,12 +37,17 @@ def holds_back(code: OwnCode, form: Recording) -> bool:
     return any(may_hold_back(code, call) for call in made if call.depends & Depends.INPUT)
 
 
-def may_hold_back(code: OwnCode, call: Call) -> bool:
-    """Whether a call, or code that it runs, may give values that gradients do not pass."""
+def may_hold_back(
+    code: OwnCode, call: Call, may_run: Callable[[types.FunctionType], bool] | None = None
+) -> bool:
+    """Whether a call, or code that it runs, may give values that gradients do not pass.
+
+    Of that code all is looked at, or the functions which ``may_run``.
+    """
     return (
         (call.op != "call_module" and plain_name(call) in _HOLDS_BACK)
         or (call.region is not None and call.region.grad is False)
-        or (code.is_own(call) and not _HOLDS_BACK.isdisjoint(code.names(call)))
+        or (code.is_own(call) and not _HOLDS_BACK.isdisjoint(code.names(call, may_run)))
     )
 
 

@@ -273,8 +273,18 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "its mean": lambda h: h + (h - h.mean(0)) if len(h) ** 2 == 900 else h,
 }
 """Something else of exactly so many rows."""
+
+
+def aside(h):
+    return h.detach()
+
+
 EXACT_GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "held back": lambda h: h.detach() if len(h) ** 2 == 225 else h,
+    "held back by what runs then alone": lambda h: aside(h) if len(h) ** 2 == 225 else h,
+    "held back in a thread": lambda h: (
+        ThreadPoolExecutor(1).submit(aside, h).result() if len(h) ** 2 == 225 else h
+    ),
     "backward": Doubles.apply,
     "backward where gradients are asked": lambda h: Doubles.apply(h) if h.requires_grad else h,
     "backward of so many": lambda h: Doubles.apply(h) if h.requires_grad and len(h) ** 2 == 225 else h,
