@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import pathlib
 import sys
@@ -20,6 +21,7 @@ from torch import nn
 
 from ..calls.members import OF_COMPILED
 from ..state.global_names import codes_in, names_in
+from ..state.quick_check import Remembered
 from .leaf_state import codes_of, read_by
 from .leaves import is_compiled
 
@@ -106,6 +108,10 @@ def names_of_open(classes: frozenset[type]) -> frozenset[str]:
 
     ``__dict__`` is among them where it may ask for all that a module has.
     """
+    return _named.of(classes, _code_for(classes), lambda: _names_of_open(classes))
+
+
+def _names_of_open(classes: frozenset[type]) -> frozenset[str]:
     beside = (names_in(f.__code__) for f in _functions_beside(classes))
     names = frozenset().union(*map(read_by, classes), *beside) - _OF_ALL
     own = (code.co_names for cls in classes for code in codes_of(cls))
@@ -117,15 +123,30 @@ def spells_mode(classes: frozenset[type]) -> bool:
 
     So it may come by it unseen: ``vars(self)["training"]``.
     """
+    return _spelling.of(classes, _code_for(classes), lambda: _spells_mode(classes))
+
+
+def _spells_mode(classes: frozenset[type]) -> bool:
     own = (code for cls in classes for code in codes_of(cls))
     beside = (code for function in _functions_beside(classes) for code in codes_in(function))
     return any("training" in code.co_consts for code in (*own, *beside))
 
 
+_MOST_OPEN = 1 << 6
+_named: Remembered[frozenset[type], frozenset[str]] = Remembered(_MOST_OPEN)
+_spelling: Remembered[frozenset[type], bool] = Remembered(_MOST_OPEN)
+
+
+def _code_for(classes: frozenset[type]) -> list[Any]:
+    """What is looked at to tell something of the code of classes, and of plain functions beside them."""
+    beside = [*_functions_beside(classes)]
+    return [*itertools.chain(*map(codes_of, classes)), *beside, *(f.__code__ for f in beside)]
+
+
 def _functions_beside(classes: Iterable[type]) -> Iterator[types.FunctionType]:
     for file in {c.__module__ for c in classes}:
         known = vars(sys.modules.get(file, types))
-        functions = (f for f in list(known.values()) if isinstance(f, types.FunctionType))
+        functions = [f for f in list(known.values()) if type(f) is types.FunctionType]
         yield from (f for f in functions if f.__globals__ is known)
 
 

@@ -38,8 +38,9 @@ __all__ = ["applied"]
 @contextlib.contextmanager
 def applied(modules: Iterable[nn.Module]) -> Iterator[Route]:
     """A route for calls of ``modules``, and of what the function mode does not see, which is patched."""
-    route = Route(modules)
-    patches = [*_patched(route), *_forwards(route)]
+    route, of_torch = _taken()
+    route.begin(modules)
+    patches = [*of_torch, *_forwards(route)]
     route.imported = [*_imported(patches)]
     is_on = False
 
@@ -74,6 +75,18 @@ def applied(modules: Iterable[nn.Module]) -> Iterator[Route]:
     finally:
         put_back()
         route.end()
+        _free[:] = [(route, of_torch)]
+
+
+_free: list[tuple[Route, list[Patch]]] = []
+"""A route that no recording takes now, with what was patched for it: the next one takes it."""
+
+
+def _taken() -> tuple[Route, list[Patch]]:
+    """A route, and what is patched for it: made anew where others have put theirs in some places."""
+    route, patches = _free.pop() if _free else (Route(), [])
+    is_as_it_was = patches and all(vars(p.owner).get(p.name, INHERITED) is p.original for p in patches)
+    return route, patches if is_as_it_was else [*_patched(route)]
 
 
 def _unwrapped(original: Any) -> Any:

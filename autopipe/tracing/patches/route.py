@@ -55,9 +55,9 @@ class Route:
     they are there for each recording alone, as what such names stand for is part of the model's state.
     """
 
-    def __init__(self, modules: Iterable[nn.Module] = ()) -> None:
+    def __init__(self) -> None:
         self.recorder: Recorder | None = None
-        self.hooks = _Hooks(self, modules)
+        self.hooks = _Hooks(self, ())
         self.imported: Sequence[Patch] = ()
         self.suspended: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
@@ -65,6 +65,10 @@ class Route:
     def active(self) -> Recorder | None:
         """The recorder, if calls are to be recorded now."""
         return self.recorder if self.recorder is not None and self.recorder.at.is_recorded else None
+
+    def begin(self, modules: Iterable[nn.Module]) -> None:
+        """From now on calls of these modules are routed too."""
+        self.hooks = _Hooks(self, modules)
 
     def end(self) -> None:
         """Let go of the modules: from now on calls go where they go without it."""

@@ -27,6 +27,7 @@ from ..inputs.free_numbers import is_number
 from ..inputs.held_numbers import owner_of
 from ..record.replaced_buffers import HeldBuffer
 from ..state import global_hooks
+from ..state.quick_check import addresses
 from ..state.reach import Reached, reached
 from ..state.readers import Change, Content, Kind, are_same, is_same, is_switched, readers
 from ..values.reads import Flag
@@ -380,13 +381,27 @@ def filled_in(forms: Iterable[Recording]) -> frozenset[tuple[str, str]]:
 def _functions_of_torch(calls: Sequence[Call]) -> list[tuple[str, str]]:
     """The modules and names under which code has the functions that it calls, and others may put theirs."""
     targets = {id(c.target) for c in calls if c.op == "call_function"}
-    spaces = torch.__name__, torch.nn.functional.__name__
     found: list[tuple[str, str]] = []
-    for space in spaces:
-        known = vars(sys.modules[space])  # thousands of names, few of which are called
-        is_called = map(targets.__contains__, map(id, known.values()))
-        found += [(space, name) for name in itertools.compress(known, is_called)]
+    for space in (torch.__name__, torch.nn.functional.__name__):
+        names = _names_by_id(space)
+        found += sorted((space, name) for target in targets & names.keys() for name in names[target])
     return found
+
+
+def _names_by_id(space: str) -> dict[int, list[str]]:
+    """The names that a module has for each thing, by its id: of thousands few are called."""
+    known = vars(sys.modules[space])
+    now = addresses([*known]), addresses([*known.values()])  # of what lies there it is told, whatever it is
+    if _named.get(space, (None,))[0] != now:
+        by_id: dict[int, list[str]] = {}
+        for name, value in known.items():
+            by_id.setdefault(id(value), []).append(name)
+        _named[space] = now, by_id
+    return _named[space][1]
+
+
+_named: dict[str, tuple[tuple[bytes, bytes], dict[int, list[str]]]] = {}
+"""By a module's name, what :func:`_names_by_id` told, and where then lay what it had under which names."""
 
 
 def _leaves(calls: Sequence[Call]) -> frozenset[str]:

@@ -5,6 +5,7 @@ What is done about them is left to ``memos`` and ``patches``.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +33,7 @@ class Spaces:
         self.spaces: list[dict[str, Any]] = []
         self.lengths: list[int] = []
         self.names: list[tuple[str, ...]] = []
-        self.places: list[tuple[dict[str, Any], str]] = []
+        self.places: tuple[list[dict[str, Any]], list[str]] = [], []
         self.seen: list[Any] = []
         self.last: tuple[tuple[dict[str, Any], str, Any], ...] = ()
 
@@ -53,12 +54,12 @@ class Spaces:
             for i in [i for i, (now, before) in enumerate(pairs) if now != before]:
                 self.names[i] = tuple([k for k, v in [*self.spaces[i].items()] if self.is_wanted(v)])
             self.lengths = lengths
-            self.places = [(s, k) for s, names in zip(self.spaces, self.names, strict=True) for k in names]
-            self.seen, self.last = [], ()
-        seen = [space.get(name) for space, name in self.places]
+            spaces = [s for s, names in zip(self.spaces, self.names, strict=True) for _ in names]
+            self.places, self.seen, self.last = (spaces, [*itertools.chain(*self.names)]), [], ()
+        seen = [*map(dict.get, *self.places)]
         if not are_same(seen, self.seen):
-            found = zip(self.places, seen, strict=True)
-            self.seen, self.last = seen, tuple((*place, v) for place, v in found if self.is_wanted(v))
+            found = zip(*self.places, seen, strict=True)
+            self.seen, self.last = seen, tuple(place for place in found if self.is_wanted(place[2]))
         return self.last
 
     def _follow(self, modules: list[Any]) -> None:

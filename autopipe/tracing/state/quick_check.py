@@ -20,7 +20,7 @@ import torch
 from ...torch_private import dict_version
 from .cells import ArrayCell, Cell, content, contents
 
-__all__ = ["SIMPLE", "Glance", "Remembered", "Seen", "are_same", "is_data", "put_on"]
+__all__ = ["SIMPLE", "Glance", "Remembered", "Seen", "addresses", "are_same", "is_data", "put_on"]
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Told = TypeVar("_Told")
@@ -217,7 +217,7 @@ class Glance:
 
 def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Whether two sequences hold the same objects; told by their addresses, in one go."""
-    return a is b or (len(a) == len(b) and _addresses(a) == _addresses(b))
+    return a is b or (len(a) == len(b) and addresses(a) == addresses(b))
 
 
 class Remembered(Generic[_Key, _Told]):
@@ -266,7 +266,7 @@ def _apart(a: tuple[Any, ...], b: tuple[Any, ...]) -> list[int]:
     return [*itertools.compress(itertools.count(), map(operator.is_not, a, b))]
 
 
-def _addresses(held: Sequence[Any]) -> bytes:
+def addresses(held: Sequence[Any]) -> bytes:
     """Where the objects lie that a sequence holds: what a tuple of CPython's has behind its head."""
     row = tuple(held)
     return ctypes.string_at(id(row) + tuple.__basicsize__, len(row) * _ADDRESS_BYTES)
