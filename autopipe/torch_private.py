@@ -119,6 +119,7 @@ unsafe_view = torch.ops.aten._unsafe_view.default
 """A view that is not declared as one."""
 _Made: Any = torch._library.custom_ops.CustomOpDef
 _OPERATORS: Any = torch._library.custom_ops.OPDEFS
+_OF_OPERATORS: tuple[Any, ...] = _Made, torch._ops.OpOverloadPacket, torch._ops.OpOverload
 
 UnseenByFunctions = torch._C.DisableTorchFunctionSubclass
 """A context in which tensors' own ``__torch_function__`` is not asked."""
@@ -264,6 +265,8 @@ def code_of_operator(value: Any) -> tuple[Any, ...]:
 
     It may be given as what defines it, by any overload, or as the packet of these.
     """
+    if not issubclass(type(value), _OF_OPERATORS):  # as most values
+        return ()
     made = value if isinstance(value, _Made) else None
     if isinstance(value, torch._ops.OpOverloadPacket):
         made = _OPERATORS.get(value._qualified_op_name)

@@ -42,6 +42,8 @@ def kind_of(model: nn.Module, path: str) -> Kind:
 
 def describe(value: Any) -> Any:
     """What a cost can depend on in an argument, equal in every process: no identities, no addresses."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Call) and isinstance(value.value, torch.device):
         return "the model's device"  # each rank may have another
     if isinstance(value, Call):
@@ -54,13 +56,13 @@ def describe(value: Any) -> Any:
         return [describe(v) for v in value]
     if isinstance(value, dict):
         return {k: describe(value[k]) for k in sorted(value, key=str)}
-    return value if type(value) in _PLAIN else type(value).__qualname__
+    return type(value).__qualname__
 
 
-_PLAIN = (
+_PLAIN = frozenset({
     type(None), bool, int, float, complex, str, type(...),
     torch.dtype, torch.layout, torch.device, torch.memory_format,
-)  # fmt: skip
+})  # fmt: skip
 
 
 def _configuration(named: Iterable[tuple[str, nn.Module]], path: str) -> str:

@@ -29,18 +29,19 @@ def modules_in(model: nn.Module, prefix: str = "", *, is_once: bool = True) -> l
     """
     out: list[tuple[str, nn.Module]] = []
     seen: set[int] = set()
-    waiting = [(prefix, model)]
+    waiting, usual = [(prefix, model)], nn.Module.named_modules
     while waiting:
         path, module = waiting.pop()
-        if is_once and id(module) in seen:
-            continue
-        if type(module).named_modules is not nn.Module.named_modules:
+        if is_once:
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+        if type(module).named_modules is not usual:
             return [*model.named_modules(prefix=prefix, remove_duplicate=is_once)]
-        seen.add(id(module))
         out.append((path, module))
-        if module._modules:
+        if held := module._modules:
             ahead = f"{path}." if path else ""
-            waiting += [(ahead + n, m) for n, m in [*module._modules.items()][::-1] if m is not None]
+            waiting += [(ahead + n, m) for n, m in reversed(held.items()) if m is not None]
     return out
 
 

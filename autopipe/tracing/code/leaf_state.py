@@ -66,7 +66,8 @@ def state_of(inside: Sequence[nn.Module]) -> LeafState:
         if module._buffers:
             out.update({(number, n): (b, ()) for n, b in module._buffers.items() if n in asked})
         on_module = {name: held[name] for name in asked.intersection(held)}
-        for name, value in {**values_of_class(cls), **on_module}.items():
+        both = {**values_of_class(cls), **on_module} if held_by_class(cls) else on_module
+        for name, value in both.items():
             out[number, name] = value, () if type(value) in _HOLD_NOTHING else _content(value)
     return out
 

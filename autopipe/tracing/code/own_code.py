@@ -5,6 +5,7 @@ What is looked for in them is left to ``rows``.
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import types
@@ -39,7 +40,10 @@ _TRANSFORMS = frozenset({
     "linearize", "vjp",
 })  # fmt: skip
 """Names by which code comes to transforms that derive."""
-_NO_CODE = frozenset({bool, dict, float, int, list, set, str, tuple, type(None), nn.Parameter, torch.Tensor})
+_NO_CODE = frozenset({
+    bool, collections.OrderedDict, dict, float, int, list, set, str, tuple, type(None), nn.Parameter,
+    torch.Tensor,
+})  # fmt: skip
 _MAKING = frozenset({"__init__", "__init_subclass__"})
 """Methods that make objects and classes, ahead of all calls."""
 _CODE = (
@@ -115,7 +119,7 @@ class OwnCode:
 
     def texts(self, call: Call) -> frozenset[str]:
         """The texts that are written in those, as names that they ask for by ``getattr``."""
-        return frozenset(text for f, _ in self.functions(call) for text in _texts_in(f.__code__))
+        return frozenset().union(*(_texts_in(f.__code__) for f, _ in self.functions(call)))
 
     def may_have_backward(self, call: Call) -> bool:
         """Whether one of those is of a function with a backward that is not torch's own."""
@@ -213,15 +217,14 @@ class OwnCode:
     def _names_mode(self, is_module: bool, target: Any, is_set: bool) -> bool:
         held = [held for held, _ in self._within(is_module, target)]
         functions = [f for f in held if isinstance(f, types.FunctionType)]
-        written = {text for f in functions for text in _texts_in(f.__code__)}
-        if "training" in written:
+        if any("training" in _texts_in(f.__code__) for f in functions):
             return True
         asking = [f for f in functions if "training" in names_in(f.__code__)]
         if not asking or not is_module or is_set:
             return bool(asking)
         if any(not _SETTING.isdisjoint(names_in(f.__code__)) for f in functions):
             return True
-        stored = written.union(*(_stored_in(f.__code__) for f in functions))
+        stored = frozenset().union(*(told(f.__code__) for f in functions for told in (_texts_in, _stored_in)))
         inside = [m for _, m in modules_in(self.model.get_submodule(target))]
         classes = {*map(type, inside)}
         having = [{cls for cls in classes if is_method(f, cls)} for f in asking]
@@ -303,10 +306,11 @@ def _constants_in(code: types.CodeType) -> tuple[Any, ...]:
     return (*code.co_consts, *itertools.chain(*inner))
 
 
-def _texts_in(code: types.CodeType) -> Iterator[str]:
+@functools.lru_cache(maxsize=1 << 12)
+def _texts_in(code: types.CodeType) -> frozenset[str]:
     """The texts among what is written in code, names of arguments that it gives among them."""
-    for held in _constants_in(code):
-        yield from (each for each in (held if isinstance(held, tuple) else (held,)) if isinstance(each, str))
+    rows = (held if isinstance(held, tuple) else (held,) for held in _constants_in(code))
+    return frozenset(each for row in rows for each in row if isinstance(each, str))
 
 
 def _given_of_calls(call: Call, function: Any) -> list[bool]:

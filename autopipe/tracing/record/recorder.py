@@ -254,7 +254,8 @@ class Recorder(TorchFunctionMode):
     def look_inside(self, func: Any, args: Any, kwargs: Any) -> None:
         """A function of torch is called by code that is not recorded."""
         given = kwargs.get("generator") if kwargs else None
-        if isinstance(given, torch.Generator) and given not in (torch.default_generator, self.draws.own):
+        is_given = given is not None and isinstance(given, torch.Generator)
+        if is_given and given not in (torch.default_generator, self.draws.own):
             self.opaque.n_anew += 1
         self.handed_inside.note(func, args)
         self.foreign.note(func, args, kwargs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
@@ -31,12 +31,12 @@ class Spent:
             return
         holders = [*(vars(m) for _, m in modules_in(model)), *(h for _, _, h in found.holders)]
         held = itertools.chain.from_iterable(h.values() if isinstance(h, dict) else h for h in holders)
-        if not self.names.keys().isdisjoint(map(id, held)):  # as those of files alone, which are many
+        if not self._are_apart(held):  # as those of files alone, which are many
             for holder in holders:
                 self._aside(holder)
         for _, _, known, _ in found.files:
             self._aside(known)
-        for _, _, cls in found.classes:
+        for cls in (c for *_, c in found.classes if not self._are_apart(vars(c).values())):
             for key, value in [(k, v) for k, v in vars(cls).items() if id(v) in self.names]:
                 setattr(cls, key, self._refusing(value))
                 self.put.append(functools.partial(setattr, cls, key, value))
@@ -45,12 +45,15 @@ class Spent:
                 cell.cell_contents = self._refusing(value)
                 self.put.append(functools.partial(setattr, cell, "cell_contents", value))
 
+    def _are_apart(self, held: Iterable[Any]) -> bool:
+        """Whether none of the iterators is among what something holds."""
+        return self.names.keys().isdisjoint(map(id, held))
+
     def _aside(self, holder: Any) -> None:
         """Put aside what a mutable container holds."""
         if not isinstance(holder, (dict, list, collections.deque)):
             return
-        held = holder.values() if isinstance(holder, dict) else holder
-        if self.names.keys().isdisjoint(map(id, held)):
+        if self._are_apart(holder.values() if isinstance(holder, dict) else holder):
             return
         for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
             if id(value) in self.names:

@@ -19,6 +19,7 @@ __all__ = ["check_answers"]
 _ATTRIBUTES = ("shape", "dtype", "device", "layout", "requires_grad", "is_meta", "is_nested", "_version")
 _METHODS = ("numel", "dim", "is_floating_point", "is_complex", "__hash__")
 _PLAIN = frozenset({type(None), bool, int, float, str})
+_TENSORS = frozenset({torch.Tensor, nn.Parameter})
 _COPIED = 1 << 16
 """Of tensors with at most so many elements a copy is asked for too."""
 
@@ -34,9 +35,9 @@ def check_answers(model: nn.Module, *given: Any) -> None:
                 "against later ones; hold its rows in a list, or as one tensor filled up to one length "
                 "(to_padded_tensor)"
             )
-    found = ((f"the model's {name}", t) for name, t in held)
+    found = ((f"the model's {name}", t) for name, t in _own(held))
     arguments = (("an argument", t) for t in flatten(given)[0] if isinstance(t, torch.Tensor))
-    for shown, tensor in _own((*found, *arguments)):
+    for shown, tensor in (*found, *_own(arguments)):
         for name, ask in _questions():
             try:
                 ask(tensor)
@@ -52,13 +53,16 @@ def _held(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters, buffers, and tensors in attributes or in containers there, each by a name."""
     for path, module in modules_in(model):
         for name, value in (*module._parameters.items(), *module._buffers.items(), *vars(module).items()):
-            if type(value) not in _PLAIN and name not in OF_ALL:
+            if type(value) in _TENSORS:
+                yield f"{path}.{name}".lstrip("."), value
+            elif type(value) not in _PLAIN and name not in OF_ALL:
                 yield from ((f"{path}.{name}".lstrip("."), t) for t in tensors(value))
 
 
 def _own(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Those of classes that are not torch's."""
-    return ((name, t) for name, t in named if type(t).__module__.partition(".")[0] != "torch")
+    others = ((name, t) for name, t in named if type(t) not in _TENSORS)
+    return ((name, t) for name, t in others if type(t).__module__.partition(".")[0] != "torch")
 
 
 def _questions() -> Iterator[tuple[str, Callable[[torch.Tensor], Any]]]:
