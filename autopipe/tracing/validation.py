@@ -27,7 +27,7 @@ from .referee.referee import Referee
 from .runs.session import Session
 from .sizes.dims import resize
 from .sizes.explore import taken_beside
-from .sizes.unproven import Proofs
+from .sizes.unproven import Proofs, is_plain
 from .sizes.variation import Variation
 from .state.example_data import are_close
 from .state.state import preserved
@@ -85,6 +85,7 @@ def validated_forms(
             session.start,
             made.is_of_the_example,
             session.runs,
+            functools.partial(_has_its_sizes, session, made.proofs),
         )
         fault = referee.fault()
         by_data = session.runs.by_data
@@ -116,14 +117,28 @@ def _is_told(session: Session, proofs: Proofs, form: Recording, call: Call) -> b
     It may not if its code names the mode, and goes by what the data hold: no layer does that runs without, if
     it cannot tell such runs from others, and is given no numbers or sizes that hang on data.
     """
-    modes, code = session.runs.snapshot.modes_begun.get(False), session.code
-    if not code.may_go_by_mode(call, form):
+    if not session.code.may_go_by_mode(call, form):
         return True
-    if call.op != "call_module" or modes is None or any(map(_hangs_on_data, call.inputs)):
+    return call.op == "call_module" and _runs_without_data(session, proofs, call)
+
+
+def _runs_without_data(session: Session, proofs: Proofs, call: Call) -> bool:
+    """Whether a layer runs without data in evaluation, and does then what it does with any of such sizes.
+
+    It cannot tell such runs from others, and is given no numbers or sizes that hang on data.
+    """
+    modes, code = session.runs.snapshot.modes_begun.get(False), session.code
+    if modes is None or any(map(_hangs_on_data, call.inputs)):
         return False
     inside = modules_in(session.model.get_submodule(call.target))
     is_shown = not any(isinstance(m, _OTHERWISE_UNSEEN) for _, m in inside)
     return is_shown and not code.may_miss_data(call) and proofs.of(call, modes)
+
+
+def _has_its_sizes(session: Session, proofs: Proofs, call: Call) -> bool:
+    """Whether a layer gives what has the sizes recorded, in evaluation, whatever data of such sizes hold."""
+    module = session.model.get_submodule(call.target)
+    return is_plain(module) or _runs_without_data(session, proofs, call)
 
 
 def _hangs_on_data(call: Call) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from autopipe.tracing import capture
+from autopipe.tracing.referee import referee
 from autopipe.tracing.rows import among_many
 from autopipe.tracing.runs import runs
 from autopipe.tracing.runs.repeats import Repeats
@@ -248,3 +249,68 @@ def test_gradients_are_asked_by_number_where_code_that_runs_holds_some_back(
     found = capture(nn.Sequential(nn.Linear(4, 4), Counting(is_held), nn.Linear(4, 4)), (torch.randn(4, 4),))
     assert not found.variation.mixing.always
     assert bool(asked) is is_held
+
+
+def of_any_data(x: Tensor) -> Tensor:
+    return x.tanh()
+
+
+def rows_above(x: Tensor) -> Tensor:
+    return torch.cat([x, x[x.sum(-1) > 0]])
+
+
+def rows_above_if_any(x: Tensor) -> Tensor:
+    try:
+        return x[: 1 + int(x.sum() > 0)]
+    except RuntimeError:  # as where there are no data
+        return x[:1]
+
+
+def where_there_are_data(x: Tensor) -> Tensor:
+    return x[x.sum(-1) > 0] if x.device.type != "meta" else x
+
+
+class Does(nn.Module):
+    """A layer that stays whole and does something to what its weights give."""
+
+    def __init__(self, does: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.does = nn.Linear(4, 4), does
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.does(self.linear(x))
+
+
+class InTheMiddle(nn.Module):
+    """Calls such a layer between plain ones, of which there are enough to cut between."""
+
+    def __init__(self, does: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.ahead = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
+        self.layer = Does(does)
+        self.behind = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.ahead:
+            x = layer(x)
+        x = self.layer(x)
+        for layer in self.behind:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("does", "runs_on_others"),
+    [(of_any_data, False), (rows_above, True), (rows_above_if_any, True), (where_there_are_data, True)],
+)
+def test_layers_that_run_without_data_are_not_run_to_see_of_what_sizes_they_give(
+    does: Any, runs_on_others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Any] = []
+    turned = referee._turned
+    monkeypatch.setattr(referee, "_turned", lambda tensor: ran.append(tensor) or turned(tensor))
+    model, x = InTheMiddle(does), torch.randn(3, 4)
+    found = capture(model, (x,), dynamic=False)
+    assert bool(ran) is runs_on_others
+    for given in (x, -x, torch.randn(3, 4)):
+        torch.testing.assert_close(found(given), model(given))

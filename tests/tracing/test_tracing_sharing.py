@@ -246,8 +246,8 @@ def test_alike_leaves_run_once_where_no_data_lead(block, monkeypatch):
     monkeypatch.setattr(nn.functional, "linear", lambda *a: runs.append(0) or linear(*a))
     capture(model, (torch.ones(6, 4), torch.ones(6, 4, dtype=torch.bool)), dynamic=False)
     n_runs = len(runs) / (2 * 40)
-    # in each mode: recorded, and compared with the model; in one on other data, for the sizes of results
-    assert 6 <= n_runs < 7.5
+    # in each mode: recorded, and compared with the model; sizes of results need no run, as layers show them
+    assert 5 <= n_runs < 6.5
 
 
 def test_leaves_that_no_other_is_like_are_not_told_apart_by_what_they_are_given():

@@ -82,7 +82,8 @@ class Referee:
     evaluation, at other sizes too, and in training only whether outputs take any.
 
     Of one that is ``yet_to_evaluate`` it is told whether in evaluation it ``did_as_recorded`` in training, by
-    the ``runs`` that it was made by.
+    the ``runs`` that it was made by. Which leaves give what ``has_its_sizes`` in evaluation, whatever the
+    data, is asked where no size varies.
     """
 
     def __init__(
@@ -96,8 +97,9 @@ class Referee:
         start: Callable[[bool], None],
         is_asked_for: Callable[[bool, Mapping[str, Tensor]], bool],
         runs: Runs,
+        has_its_sizes: Callable[[Call], bool] = lambda leaf: False,
     ) -> None:
-        self.is_asked_for, self.runs = is_asked_for, runs
+        self.is_asked_for, self.runs, self.has_its_sizes = is_asked_for, runs, has_its_sizes
         self.model, self.forms, self.inputs, self.given = model, forms, inputs, given
         self.variation, self.device, self.start = variation, device, start
         self.named = dict(parameters_in(model))
@@ -141,8 +143,10 @@ class Referee:
         return any(map(_apart, *shown))
 
     def _see_sizes(self) -> None:
-        """Run the graph on data of other signs, to see of what sizes leaves give then."""
+        """Run the graph on data of other signs, to see what sizes leaves give, if any may give others."""
         self.start(False)
+        if all(self.has_its_sizes(c) for c in self.forms[False].calls if c.op == "call_module"):
+            return
         seed(self.device)
         # whatever it raises: then the model does not take these data
         with contextlib.suppress(Exception), torch.no_grad():

@@ -30,7 +30,7 @@ from ..code.leaves import is_atomic, is_compiled
 from ..inputs.structure import mapped
 from .rerun import with_guards
 
-__all__ = ["Proofs", "behind_labels", "unproven"]
+__all__ = ["Proofs", "behind_labels", "is_plain", "unproven"]
 
 
 class Proofs:
@@ -137,15 +137,18 @@ def _doubted(model: nn.Module, form: Recording, proofs: Proofs, wanted: Collecti
     doubted: set[int] = set()
 
     def is_proven(call: Call) -> bool:
-        module = model.get_submodule(call.target)
-        is_torchs = is_atomic(module) and not (is_compiled(module) or module._forward_hooks)
-        return is_torchs or proofs.of(call)
+        return is_plain(model.get_submodule(call.target)) or proofs.of(call)
 
     for call in (c for c in calls if id(c) in wanted):
         is_behind = any(id(c) in doubted for c in call.inputs)
         if is_behind or (call.op == "call_module" and not is_proven(call)):
             doubted.add(id(call))
     return doubted
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module is a layer of torch's own that nothing changes: sizes make those of what it gives."""
+    return is_atomic(module) and not (is_compiled(module) or module._forward_hooks)
 
 
 def _modes_of(modules: Iterable[nn.Module], modes: Mapping[int, bool] | None) -> list[bool]:
