@@ -391,7 +391,7 @@ class Recorder(TorchFunctionMode):
         if twins is not None and copied is not None and key in twins.drawn:
             self.streams.count(inside, twins.drawn[key])
             call.is_random, call.depends = True, call.depends | Depends.RANDOM
-        has_filled = self.passed_on.note(path)
+        has_filled = self.passed_on.note("" if path in self.hooked else path)
         _check_alone(call, inside, foreign, actual, result)
         call.keeps = self.keeping.after(path, inside, before)
         call.shares |= self.keeping.on_classes
