@@ -314,3 +314,47 @@ def test_a_model_that_has_changed_is_taken_apart_as_it_was(monkeypatch: pytest.M
     model.train()(x)  # leaves other balances
     assert captured(-x) == model(-x)
     assert tries == 1
+
+
+class Dropping(nn.Module):
+    """Leaves layers out by a number that a statement draws and the next one reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(D, D), nn.Linear(D, D)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(D, D), nn.Tanh()) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            p = random.uniform(0, 1)
+            if self.training and p < 0.5:
+                continue
+            x = x + layer(x)
+        return self.last(x)
+
+
+class DroppingOfThis(Dropping):
+    """The same, and calls itself by another name."""
+
+    def forward(this, x: Tensor) -> Tensor:
+        x = this.first(x)
+        for layer in this.layers:
+            p = random.uniform(0, 1)
+            if this.training and p < 0.5:
+                continue
+            x = x + layer(x)
+        return this.last(x)
+
+
+@pytest.mark.parametrize("kind", [Dropping, DroppingOfThis])
+def test_what_a_statement_draws_and_another_reads_is_one_whatever_self_is_called(kind: type) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    captured = capture(model, (torch.randn(3, D),))
+    for seed in range(4):
+        x = torch.randn(3, D)
+        random.seed(seed)
+        expected = model(x)
+        random.seed(seed)
+        torch.testing.assert_close(captured(x), expected)

@@ -124,7 +124,10 @@ def _owner(frame: types.FrameType) -> nn.Module | None:
     owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
     if not isinstance(owner, nn.Module):
         return None
-    return owner if _runs(frame, inspect.getattr_static(type(owner), code.co_name, None)) else None
+    taken_apart = vars(owner).get(code.co_name)  # a forward of which statements stay whole
+    function = taken_apart.func if isinstance(taken_apart, Recorded) else None
+    runs = (function, inspect.getattr_static(type(owner), code.co_name, None))
+    return owner if any(_runs(frame, each) for each in runs) else None
 
 
 def _runs(frame: types.FrameType, function: Any) -> bool:
@@ -132,8 +135,8 @@ def _runs(frame: types.FrameType, function: Any) -> bool:
 
 
 def _is_method(owner: nn.Module, name: str, frame: types.FrameType) -> bool:
-    """Whether ``frame`` runs the method called ``name``, and not a forward."""
-    is_named = name != "forward" and not name.startswith("__")
+    """Whether ``frame`` runs the method called ``name``, and neither a forward nor what all modules have."""
+    is_named = name != "forward" and not name.startswith("__") and not hasattr(nn.Module, name)
     return is_named and _runs(frame, inspect.getattr_static(type(owner), name, None))
 
 
