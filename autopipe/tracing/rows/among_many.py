@@ -288,7 +288,7 @@ class RowsMet:
 
         if has_gradients:
             self._try(call, functools.partial(ask, n=1))
-            more = [self._of_rows(call, "ab" * k, has_gradients)[1] for k in (2, 3)]
+            more = [self._of_rows(call, ("ab" * n)[:n], has_gradients)[1] for n in (3, 4, 6)]
             if all(
                 g is not None and not self._is_same(call, (None, twos["ab"][1]), (None, g), 2) for g in more
             ):

@@ -308,10 +308,10 @@ class _Elsewhere:
 def _elsewhere(
     run: Rows, asked: Sequence[_Made], weights: Sequence[Tensor], places: Mapping[int, int]
 ) -> Iterator[_Elsewhere]:
-    """Where to ask; nowhere if no code reads what is in a tensor, or makes a number of one, in backwards."""
+    """Where to ask; nowhere if no code of theirs reads what is in a tensor, or makes a number of one."""
     noted = reads_noted()
     _gradients(run, asked, weights, "ab", None, within=noted)
-    if not (noted.has_read or noted.seen):
+    if not (noted.has_read or noted.seen or _read_ahead(run, asked)):
         return
     narrow = any(w.dtype.itemsize < _WIDE for w in weights)
     for scale in _SCALES[_NARROW] if narrow else _SCALES:
@@ -331,6 +331,21 @@ def _elsewhere(
 
     turns = turns_of(noted.truths, again)
     yield from (_Elsewhere(turn=turn) for turn in turns)
+
+
+def _read_ahead(run: Rows, asked: Sequence[_Made]) -> bool:
+    """Whether calls read, or make numbers of, what they are given: their backwards may go by that."""
+    calls, found, n_seen = {id(call) for call, *_ in asked}, False, 0
+    noted = reads_noted()
+
+    def look(call: Call, value: Any) -> None:
+        nonlocal found, n_seen
+        found |= id(call) in calls and (noted.has_read or len(noted.seen) > n_seen)
+        noted.has_read, n_seen = False, len(noted.seen)
+
+    with noted:
+        run("ab", look)
+    return found
 
 
 def _are_mixed_elsewhere(

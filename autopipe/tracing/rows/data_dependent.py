@@ -291,7 +291,8 @@ def alike(given: Mapping[str, Tensor], dim: Dim) -> dict[str, Tensor]:
 def _is_code(model: nn.Module, call: Call) -> bool:
     """Whether a call is of the model's own code."""
     if call.op == "call_module":
-        return not is_atomic(model.get_submodule(call.target))
+        module = model.get_submodule(call.target)
+        return not is_atomic(module) or bool(module._forward_pre_hooks or module._forward_hooks)
     return is_code(call.target) and not call.is_size
 
 
@@ -414,8 +415,10 @@ class _Noted(Numbers):
         result = self.with_result(result, func, args, kwargs)
         if known.kind == "read" and _is_truth(name, result) and (place := _place()) is not None:
             self.truths[place] = self.truths.get(place, 0) + 1
-        gathered = self._gathered(args, result)
-        has_read |= _is_whole_number(result) and any(map(_is_counted, tensors((args, kwargs))))
+        made = self._gathered(args, result)
+        gathered = [t for t in made if t.is_floating_point()]
+        is_count = len(gathered) < len(made) or _is_whole_number(result)
+        has_read |= is_count and any(map(_is_counted, tensors((args, kwargs))))
         self.has_read = self.has_read or has_read
         if gathered:
             is_total = all(map(is_number, gathered))
@@ -438,10 +441,14 @@ class _Noted(Numbers):
         given = args[0] if args else None
         if not (isinstance(given, Tensor) and given.ndim and self._n_rows):
             return []
-        n = given.shape[0]
-        if not n or n % self._n_rows or (isinstance(result, Tensor) and n in result.shape):
+        n, rest = given.shape[0], given.shape[1:]
+
+        def has_rows(t: Tensor) -> bool:
+            return n in t.shape and t.shape not in (rest, (1, *rest))
+
+        if not n or n % self._n_rows or (isinstance(result, Tensor) and has_rows(result)):
             return []
-        made = (t for t in tensors(result) if t.is_floating_point() and n not in t.shape)
+        made = (t for t in tensors(result) if not has_rows(t))
         return [t for t in made if t.numel() != given.numel() or t.shape[:1].numel() % self._n_rows]
 
 

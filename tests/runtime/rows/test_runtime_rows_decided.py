@@ -341,3 +341,52 @@ def test_values_that_are_read_where_no_mode_looks_are_seen(code, is_mixed):
     item = torch.Tensor.item
     assert bool(captured_mixing(Around(code), x).always) is is_mixed
     assert torch.Tensor.item is item
+
+
+def halved_where_any_passes(x):
+    return torch.where((x > 5).any(0), x * 0.5, x)
+
+
+def halved_where_many_pass(x):
+    return x / (x > 5).sum(0).clamp(min=1)
+
+
+def halved_where_a_row_passes(x):
+    return torch.where((x > 5).any(-1, keepdim=True), x * 0.5, x)
+
+
+@pytest.mark.parametrize("n_wide", [4, 8])
+@pytest.mark.parametrize(
+    ("code", "is_mixed"),
+    [
+        (halved_where_any_passes, True),
+        (halved_where_many_pass, True),
+        (halved_where_a_row_passes, False),
+        (torch.relu, False),
+    ],
+)
+def test_truths_of_all_rows_in_a_layer_are_seen_whatever_its_width(code, is_mixed, n_wide):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(n_wide, n_wide), Leaf(code), nn.Linear(n_wide, 2))
+    found = captured_mixing(model, torch.rand(6, n_wide))
+    assert bool(found.always or found.nearly) is is_mixed, found
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+@pytest.mark.parametrize(
+    ("does", "is_mixed"),
+    [
+        (lambda x: x * 0.1 if x.abs().max() > 9 else x, True),
+        (lambda x: x * 0.1 if x.detach().norm().item() > 99 else x, True),
+        (lambda x: torch.where(x.abs().amax(-1, keepdim=True) > 9, x * 0.1, x), False),
+    ],
+)
+def test_limits_in_hooks_on_torchs_own_layers_are_seen(does, is_mixed, is_ahead):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    if is_ahead:
+        model[1].register_forward_pre_hook(lambda module, given: (does(given[0]),))
+    else:
+        model[1].register_forward_hook(lambda module, given, made: does(made))
+    found = captured_mixing(model, torch.rand(6, 4))
+    assert bool(found.always or found.nearly) is is_mixed, found
