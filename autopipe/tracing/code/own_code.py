@@ -71,6 +71,7 @@ class OwnCode:
     exact_gradients: in words, what has other gradients where there are exactly so many rows, likewise; or "".
     gave: what forms gave for batches of two rows or more, and for their first row twice where that is all,
         by their last call and the mode, where they drew nothing.
+    same_by_number: numbers of rows of which what asks gives the same as of two, by its code and what it does.
     alike: which layers of a form were seen to do the same, by its last call; see ``rows``.
     """
 
@@ -78,6 +79,7 @@ class OwnCode:
         self.model = model
         self.tables_by_row: dict[str, torch.Tensor] = {}
         self.met: dict[Any, list[tuple[int, int, bool]]] = {}
+        self.same_by_number: dict[Any, set[int]] = {}
         self.gave: dict[tuple[Call, bool], tuple[Mapping[str, torch.Tensor], list[Any], list[Any]]] = {}
         self.alike: dict[Call, Any] = {}
         self.alone: dict[tuple[Call, bool], list[tuple[str, str]]] = {}

@@ -30,6 +30,7 @@ from ..code.leaves import asking
 from ..inputs.contents import is_whole
 from ..inputs.structure import mapped
 from ..state.state import generators, seed
+from .asking_layers import AskingLayers, Doing, ResultsWithin
 from .backwards import followed, functions_exist, has_functions, is_hooked, may_be_own
 from .code_run import CodeRun
 from .form_on_rows import FormOnRows
@@ -45,6 +46,8 @@ _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _Made = tuple[Any, Tensor | None]
 """What a call gives, and the gradients of its first row."""
+_LEAST = 0, 1, 2
+"""As many rows, other questions are about."""
 _SMALL = range(3, 33)
 """Numbers of rows of which the model's own code is asked each."""
 _COUNTED = 13
@@ -191,7 +194,11 @@ class RowsMet:
             self._met.untold |= self._code.numbers(call, self._ran.may_run)
             raise
         if counts.asks:
-            self._ask_of_each_number(call, twos, counts.reads)
+            doing = None if holds_back or counts.reads else self._doing(call)
+            if doing is None:
+                self._ask_of_each_number(call, twos, counts.reads)
+            else:
+                self._ask_once(call, twos, doing)
             if not holds_back and self._may_hold_back(call):  # in code that ran on some number alone
                 self._ask_of_each_number(call, self._twos(call, value), counts.reads)
         elif not counts.places:
@@ -245,6 +252,39 @@ class RowsMet:
         counts.asks |= self._code.may_ask_unseen(call, self._ran.may_run)
         return counts
 
+    def _doing(self, call: Call) -> Doing | None:
+        """What the one layer inside of a call does that asks, if nothing else in it goes by rows' number."""
+        is_alone = call.op == "call_module" and not (call.is_random or self._ahead.get(id(call)))
+        if not is_alone or self._form.leaves_anything(call) or self._may_be_own(call):
+            return None
+        if self._code.is_scripted(call) or self._code.may_ask_unseen(call, self._ran.may_run):
+            return None
+        counts = AskingLayers(_COUNTED, self._code.model.get_submodule(call.target))
+        seed(self._at)
+        try:
+            made, _ = self._of_rows(call, ("ab" * _COUNTED)[:_COUNTED], False, counts)
+        except of_models() as error:
+            # any Python of the model, which may need a number for what code is told
+            _logger.debug("%s was not told of counts: %s", call.name, error)
+            return None
+        finally:
+            self._begin()  # the call may have kept a count
+        return counts.doing if all(map(counts.has_rows, tensors(made))) else None
+
+    def _ask_once(self, call: Call, twos: Mapping[str, _Made], doing: Doing) -> None:
+        """Ask of each number, unless what asks in a call was told to do the same of them in another call.
+
+        As in the other mode, or in another form of the model.
+        """
+        asking = Call("call_module", f"{call.target}.{doing.path}")
+        codes = frozenset(f.__code__ for f, _ in self._code.functions(asking))
+        known = self._code.same_by_number.setdefault((codes, self._code.told(asking), doing.done), set())
+        if not self._numbers(call) <= known:
+            with ResultsWithin(self._code.model.get_submodule(asking.target), doing.axis) as within:
+                same = self._ask_of_each_number(call, twos, False, within)
+            if not (self._known or self._may_hold_back(call)):
+                known |= same
+
     def _may_be_own(self, call: Call) -> bool:
         """Whether a call may have a backward that is not torch's own: by its code, or as it was seen to."""
         return id(call) in self._applying or may_be_own(self._code, call)
@@ -264,12 +304,16 @@ class RowsMet:
             raise ValueError("what belongs to a row does not lie together")
         return twos
 
-    def _ask_of_each_number(self, call: Call, twos: Mapping[str, _Made], reads: bool) -> None:
+    def _ask_of_each_number(
+        self, call: Call, twos: Mapping[str, _Made], reads: bool, within: ResultsWithin | None = None
+    ) -> set[int]:
         """Note for how many rows, of small numbers and those that code names, they are others than of two.
 
         Rows a and b in turn; row a alone of odd numbers where code reads what they hold, or makes something
-        without rows. A backward of its own may be applied to exactly so many.
+        without rows. A backward of its own may be applied to exactly so many. Returns those that are not, nor
+        what the layer ``within`` gives of them.
         """
+        same = {*_LEAST}
         has_gradients: bool | None = twos["ab"][1] is not None or (None if self._has_functions else False)
         made = tensors(twos["ab"][0])
         is_alike = reads or not all(self._places(call, i) for i in range(len(made)))
@@ -280,11 +324,13 @@ class RowsMet:
             of, is_applied = twos[two], has_gradients is None and made[1] is not None
             if is_applied:
                 of = self._of_rows(call, two, True)
-            if not self._is_same(call, of, made, n):
-                again = self._of_rows(call, two, has_gradients or is_applied)
-                if self._is_same(call, of, again, 2):  # else it never answers alike
-                    is_made_alike = self._is_same(call, (of[0], None), (made[0], None), n)
-                    self._note(call, n, n, in_gradients=is_made_alike)
+            if self._is_same(call, of, made, n):
+                same.update([n] if within is None or within.is_same(given[two], n) else [])
+                return
+            again = self._of_rows(call, two, has_gradients or is_applied)
+            if self._is_same(call, of, again, 2):  # else it never answers alike
+                is_made_alike = self._is_same(call, (of[0], None), (made[0], None), n)
+                self._note(call, n, n, in_gradients=is_made_alike)
 
         if has_gradients:
             self._try(call, functools.partial(ask, n=1))
@@ -294,12 +340,18 @@ class RowsMet:
             ):
                 # a backward that goes by any number is left to ``backwards``
                 twos, has_gradients = {rows: (made, None) for rows, (made, _) in twos.items()}, False
-        asked = {0, 1, 2}
+        given: dict[str, Tensor] = {}
+        if within is not None:
+            for rows in twos:
+                self._of_rows(call, rows, has_gradients)
+                given[rows] = within.last
+        asked = {*_LEAST}
         while new := self._numbers(call) - asked:
             with self._ran:
                 for n in sorted(new):
                     self._try(call, functools.partial(ask, n=n))
             asked |= new
+        return same
 
     def _numbers(self, call: Call) -> set[int]:
         """How many rows to run a call on: few, parts of the example, as many as its code may name."""

@@ -19,7 +19,7 @@ from ..calls.functions import classify, tensors
 from ..calls.named import is_users_operator
 from .thresholds import CUTS, places_beyond
 
-__all__ = ["RowCounts", "RowsLost"]
+__all__ = ["RowCounts", "RowsLost", "is_looked_into", "without_counts"]
 
 _GIVING = frozenset({
     "broadcast_shapes", "broadcast_to", "empty", "expand", "full", "new_empty", "new_full", "new_ones",
@@ -74,7 +74,7 @@ class RowCounts(HiddenMode):
             if (name not in _GIVING and name != "arange") or _holds_count(filled):
                 self.ask()
             self.places |= name == "arange"
-            args, kwargs = _plain(args), _plain(kwargs)
+            args, kwargs = without_counts(args), without_counts(kwargs)
         try:
             result = func(*args, **kwargs)
         except Exception:
@@ -84,12 +84,7 @@ class RowCounts(HiddenMode):
         self.asks |= is_told and isinstance(result, Tensor) and not self.has_rows(result)
         self.asks |= name == "__getitem__" and self._is_of_place(*args)
         self.reads |= kind in ("read", "data shaped")
-        # functions that are given to others, those of tensors of other classes, operators that are not
-        # torch's and backwards that code runs are not looked into
-        is_within = not _PLAIN.issuperset(types) or any(map(callable, (*args, *kwargs.values())))
-        is_within |= func in _DERIVING
-        is_within |= is_users_operator(func)
-        self.asks |= is_within
+        self.asks |= not is_looked_into(func, types, args, kwargs)
         self.places |= name in _COUNTING and self._is_along_rows(*args, **kwargs)
         self.asks |= name in _SHARING and self._is_along_rows(*args, **kwargs)
         beyond = places_beyond(name, args, kwargs) if name in CUTS else ()
@@ -139,6 +134,16 @@ class RowCounts(HiddenMode):
         """Note that code asks."""
         self.asks = True
         raise _AskedError
+
+
+def is_looked_into(func: Any, types: Any, args: Any, kwargs: Any) -> bool:
+    """Whether all that a function does is seen.
+
+    It is not in functions that are given to others, those of tensors of other classes, operators that are not
+    torch's and backwards that code runs.
+    """
+    is_given = any(map(callable, (*args, *kwargs.values())))
+    return not (is_given or not _PLAIN.issuperset(types) or func in _DERIVING or is_users_operator(func))
 
 
 class RowsLost(TorchDispatchMode):
@@ -254,16 +259,16 @@ def _holds_count(value: Any) -> bool:
     return cls is slice and _holds_count((value.start, value.stop, value.step))
 
 
-def _plain(value: Any) -> Any:
+def without_counts(value: Any) -> Any:
     """A value with whole numbers for the counts in it."""
     cls = type(value)
     if cls is _Count:
         return value.value
     if cls in (tuple, list, _Sizes):
-        plain = map(_plain, value)
+        plain = map(without_counts, value)
         return torch.Size(plain) if cls is _Sizes else cls(plain)
     if cls is dict:
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: without_counts(each) for key, each in value.items()}
     return value
 
 
