@@ -60,6 +60,8 @@ class OwnGenerators:
 
     def drawn(self) -> frozenset[str]:
         """Those that were drawn from, or seeded, since the last question."""
+        if not self._own:
+            return frozenset()
         before, self._states = self._states, [state_of(g) for _, g in self._own]
         pairs = zip(self._own, self._states, before, strict=True)
         return frozenset([name for (name, _), now, then in pairs if now != then])

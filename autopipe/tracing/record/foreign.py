@@ -21,6 +21,8 @@ from ..inputs.structure import flatten
 
 __all__ = ["Foreign", "Used"]
 
+_DERIVING = frozenset({torch.autograd.grad, torch.Tensor.backward})
+
 
 @dataclasses.dataclass(slots=True)
 class Used:
@@ -87,7 +89,7 @@ class Foreign:
         """A function of torch is called with these arguments."""
         if self.own is None:
             return
-        if func is torch.autograd.grad or func is torch.Tensor.backward:
+        if func in _DERIVING:
             # inputs of the one come second
             by = kwargs.get("inputs") if func is torch.Tensor.backward else (*args, *kwargs.values())[1:2]
             self.used.derives |= _are_made_of(tensors(by), self.given)

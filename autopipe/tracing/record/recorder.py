@@ -418,6 +418,8 @@ class Recorder(TorchFunctionMode):
 
     def changed(self, before: functions.Versions, module: nn.Module, path: str) -> tuple[str, ...]:
         """The buffers of ``module`` that are not as they were."""
+        if not before.entries:
+            return ()
         with self.at.hushed:
             found = [*before.changed(module, path, self.training)]
         return tuple(dict.fromkeys(self.ledger.names.get(id(b), n) for n, b in found))

@@ -128,9 +128,9 @@ class Snapshot:
 
     def before_writes(self, modules: Iterable[nn.Module]) -> contextlib.AbstractContextManager[Any]:
         """Within it, weights of these modules that nothing wrote to so far are put back once code does."""
-        own = self._names.keys() - self.tensors.keys()
-        held = (p for m in modules for p in m._parameters.values() if id(p) in own)
-        weights = [(self._names[id(p)], p) for p in held if p is not None and not _is_absent(p)]
+        held = (p for m in modules for p in m._parameters.values() if id(p) not in self.tensors)
+        own = (p for p in held if p is not None and id(p) in self._names)
+        weights = [(self._names[id(p)], p) for p in own if not _is_absent(p)]
         return BeforeWrites(weights, self._include) if weights else contextlib.nullcontext()
 
     def _note_begun(self, training: bool) -> None:
