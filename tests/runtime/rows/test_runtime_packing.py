@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 from runtime_models import grads, make, worst
+from splitting import split_by_layers
 from torch import nn
 from zoo.models_multimodal import PackedCrops, PackedPatches, documents
 
-import autopipe
 from autopipe.errors import InputError
 from autopipe.runtime import Runtime
 
@@ -90,7 +90,7 @@ def test_packed_rows_that_depend_on_one_another_come_together(n):
     torch.manual_seed(0)
     model = Passages().double()
     example = torch.randn(2, 4).double(), torch.randn(4, 4).double()
-    runtime = autopipe.split(model, 2, example, costs="estimated").runtime()
+    runtime = split_by_layers(model, 2, example).runtime()
     plain, batch = copy.deepcopy(model), (torch.randn(5, 4).double(), torch.randn(10, 4).double())
     found, wanted = runtime.step(*batch, n_microbatches=n), plain(*batch)
     wanted.backward()

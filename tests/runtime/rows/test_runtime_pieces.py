@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import nn
 
-import autopipe
 from autopipe.errors import InputError
 from autopipe.runtime.data import microbatch
 from autopipe.runtime.data.microbatch import Pieces, Splitter
@@ -38,7 +38,7 @@ def test_a_rank_cuts_what_its_stages_use_alone(monkeypatch):
         microbatch, "lying_like", lambda whole, piece: cut.append(tuple(whole.shape)) or piece
     )
     x, y = torch.randn(4, 6).T, torch.randn(4, 6).T  # not dense: each piece is laid
-    pipe = autopipe.split(Two(), 2, (x, y), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(Two(), 2, (x, y), n_microbatches=3)
     batch = Splitter(pipe.graph).split(pipe.graph.bind((x, y)), torch.randn(4, 6).T, 3)
     batch.signature(0), list(batch.sizes()), batch.checksum()
     assert batch.on(torch.device("cpu"), {"x"}, takes_target=True) is batch
@@ -47,7 +47,7 @@ def test_a_rank_cuts_what_its_stages_use_alone(monkeypatch):
 
 
 def test_targets_that_cannot_be_cut_are_refused_on_every_rank():
-    pipe = autopipe.split(Two(), 2, tuple(torch.randn(2, 6, 4)), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(Two(), 2, tuple(torch.randn(2, 6, 4)), n_microbatches=3)
     rt = pipe.runtime(loss_fn=lambda out, target: (out - target).square().mean())
     with pytest.raises(InputError, match=r"target is sparse_coo.*batch_dims={'target': None}"):
         rt.step(*torch.randn(2, 6, 4), target=torch.randn(6, 4).to_sparse())
@@ -61,7 +61,7 @@ def test_a_tensor_in_the_target_that_has_a_batchs_size_by_chance_is_given_whole(
     def loss(output, target):
         return nn.functional.cross_entropy(output - target["prior"].log(), target["labels"])
 
-    rt = autopipe.split(model, 2, (torch.randn(8, 4),), n_microbatches=5, costs="estimated").runtime(loss)
+    rt = split_by_layers(model, 2, (torch.randn(8, 4),), n_microbatches=5).runtime(loss)
     for n in (8, 5):  # five microbatches of one row each would take a class each
         x, target = torch.randn(n, 4, generator=draw), {"labels": torch.arange(n) % 5, "prior": prior}
         found = rt.step(x, target=target).loss.as_subclass(torch.Tensor)

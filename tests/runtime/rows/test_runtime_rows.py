@@ -4,6 +4,7 @@ import pytest
 import torch
 from rows_models import Asking, Tokens, captured_mixing, found, labels
 from runtime_models import Adversary, adversary_batch
+from splitting import split_by_layers
 from torch import nn
 from torch.nn import functional as F
 
@@ -93,7 +94,7 @@ def test_rows_whose_loss_is_clipped_to_nothing():
     torch.manual_seed(0)
     model, x, kind = Hardest().double(), 3 * torch.randn(8, 4, dtype=torch.float64), torch.arange(8) % 2
     assert not bool(model(x[:2], kind[:2]))
-    pipe = autopipe.split(model, 2, (x, kind), costs="estimated", n_microbatches=4)
+    pipe = split_by_layers(model, 2, (x, kind), n_microbatches=4)
     assert "cdist" in pipe.graph.variation.mixing.always
     whole = model(x, kind).item()
     assert whole
@@ -113,7 +114,7 @@ def test_rows_that_do_not():
 
 
 def test_verify_warns(caplog):
-    pipe = autopipe.split(TimeFirst(), 2, (torch.randn(5, 6, 4),), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(TimeFirst(), 2, (torch.randn(5, 6, 4),), n_microbatches=2)
     pipe.verify()
     assert "microbatches do not give what the whole batch does" in caplog.text
     assert "n_microbatches=1" in caplog.text
@@ -211,7 +212,7 @@ def test_a_step_that_would_be_wrong_is_refused(make_model, n_inputs, where):
     torch.manual_seed(0)
     shape = (6, 4) if make_model is not TimeFirst else (6, 3, 4)
     args = tuple(torch.randn(shape) for _ in range(n_inputs))
-    pipe = autopipe.split(make_model(), 2, args, costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(make_model(), 2, args, n_microbatches=3)
     refuses = "tail" if make_model is TimeFirst else "refuse"
     runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean() if y.ndim else y, mixed_rows=refuses)
     with pytest.raises(autopipe.InputError, match="depend on one another") as refusal:
@@ -235,7 +236,7 @@ class Mixed(nn.Module):
 
 def test_rows_are_looked_at_before_labels_are_counted():
     args = torch.randn(6, 4), torch.tensor([0, 1, 2, 2, 1, 0]), torch.arange(5, -1, -1)
-    runtime = autopipe.split(Mixed(), 2, args, costs="estimated", n_microbatches=2).runtime()
+    runtime = split_by_layers(Mixed(), 2, args, n_microbatches=2).runtime()
     with pytest.raises(autopipe.InputError, match="depend on one another"):
         runtime.step(*args)
     assert torch.isfinite(runtime.step(*args, n_microbatches=1).loss)
@@ -243,7 +244,7 @@ def test_rows_are_looked_at_before_labels_are_counted():
 
 def test_mixed_rows_can_be_allowed(caplog):
     args = torch.randn(6, 4), torch.randn(6, 4)
-    pipe = autopipe.split(Contrast(), 2, args, costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(Contrast(), 2, args, n_microbatches=3)
     runtime = pipe.runtime(mixed_rows="allow")
     assert torch.isfinite(runtime.step(*args).loss)
     assert "depend on one another" in caplog.text
@@ -254,7 +255,7 @@ def test_noise_and_unlike_weights_are_no_mixing(caplog):
     assert captured_mixing(Variational(), x) == Mixing()
     labels = torch.where(torch.arange(5) < torch.randint(2, 6, (6, 1)), ids, -100)
     assert captured_mixing(Tokens(), ids, labels) == Mixing()
-    autopipe.split(Variational(), 2, (x,), costs="estimated", n_microbatches=3).verify()
+    split_by_layers(Variational(), 2, (x,), n_microbatches=3).verify()
     assert "microbatches" not in caplog.text
 
 
@@ -269,7 +270,7 @@ def test_sums_of_noise_are_sums_and_means_are_means(always):
 
 def test_means_over_rows_that_are_drawn_run_on_the_whole_batch():
     model = Noised(lambda e, drawn: (e * drawn).sum() / (drawn.sum() + 0.1))
-    pipe = autopipe.split(model, 2, (torch.randn(6, 4),), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (torch.randn(6, 4),), n_microbatches=3)
     assert pipe.graph.variation.mixing.always
     assert pipe.graph.ops.tail
 
@@ -277,7 +278,7 @@ def test_means_over_rows_that_are_drawn_run_on_the_whole_batch():
 def test_a_sum_over_noise_is_added_up_over_microbatches():
     torch.manual_seed(0)
     x = torch.randn(600, 4)
-    pipe = autopipe.split(Noised(lambda e, _: e.sum()), 2, (x[:6],), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(Noised(lambda e, _: e.sum()), 2, (x[:6],), n_microbatches=3)
     ratio = pipe.runtime().step(x).loss / pipe.model(x)
     assert 0.8 < ratio < 1.25
 
@@ -287,7 +288,7 @@ def test_losses_over_what_is_no_label_are_those_of_the_batch(make_model):
     torch.manual_seed(0)
     model = make_model().double()
     x, lengths = torch.randn(6, 5, 4, dtype=torch.float64), torch.tensor([5, 1, 2, 5, 3, 1])
-    pipe = autopipe.split(model, 2, (x, lengths), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (x, lengths), n_microbatches=3)
     assert pipe.graph.variation.mixing.sums == (make_model is Summed)
     assert bool(pipe.graph.ops.tail) == (make_model is not Summed)
     whole = model(x, lengths)
@@ -303,7 +304,7 @@ def test_losses_over_what_is_no_label_are_those_of_the_batch(make_model):
 def test_batch_norm_is_warned_of_once(caplog):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     x = torch.randn(6, 4)
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=3)
     runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
     runtime.evaluate(x)
     runtime.step(x)
@@ -344,9 +345,7 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_rows_that_hang_on_their_places_are_refused(place, p):
     x = torch.randn(6, 4)
-    pipe = autopipe.split(
-        Placed(PLACES[place], is_late=False, p=p), 2, (x,), costs="estimated", n_microbatches=3
-    )
+    pipe = split_by_layers(Placed(PLACES[place], is_late=False, p=p), 2, (x,), n_microbatches=3)
     with pytest.raises(InputError, match="hang on their places or on how many there are"):
         pipe.runtime(loss_fn=lambda y, _: y.square().mean()).step(x)
 
@@ -397,7 +396,7 @@ def test_rows_that_hang_on_their_places_late_run_on_the_whole_batch(place):
     torch.manual_seed(0)
     x = torch.randn(6, 4, dtype=torch.float64)
     model = Placed(PLACES[place], is_late=True).double()
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=3)
     loss = model(x).square().mean()
     loss.backward()
     wanted = [p.grad.clone() for p in model.parameters()]
@@ -445,7 +444,7 @@ class AskingHowItLies(nn.Module):
 
 def test_microbatches_lie_in_memory_as_their_batch_does():
     model, x = AskingHowItLies().double(), torch.randn(5, 4, 4).double()
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=2)
     for given in (x, x + 1):
         loss = pipe.runtime(batch_dims={"x": 1}).step(given).loss
         torch.testing.assert_close(loss.as_subclass(torch.Tensor), model(given))
@@ -497,7 +496,7 @@ class LeavesOut(nn.Module):
 @pytest.mark.parametrize("example", [[0, 1, 2, 1], [0, 3, 2, 1]])
 def test_what_all_labels_say_of_which_are_left_out_is_asked_of_all_rows(example):
     model, x = LeavesOut(), torch.randn(4, 4)
-    pipe = autopipe.split(model, 2, (x, torch.tensor(example)), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, (x, torch.tensor(example)), n_microbatches=2)
     with pytest.raises(InputError, match="of all rows at once"):
         pipe.runtime().step(x, torch.tensor([3, 2, 1, 2]))
 
@@ -556,7 +555,7 @@ class Tallies(nn.Module):
 
 
 def test_what_is_written_at_each_call_is_told_by_name(caplog):
-    pipe = autopipe.split(Tallies(), 2, (torch.randn(8, 4),), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(Tallies(), 2, (torch.randn(8, 4),), n_microbatches=2)
     (note,) = pipe.graph.notes
     assert "calls, average, a.weight_u and" in note
     assert "rows" not in pipe.graph.variation.mixing.by_call
@@ -642,7 +641,7 @@ def pointing(seed):
 @pytest.mark.parametrize("name", list(pointing(0)))
 def test_inputs_that_point_to_rows_are_not_cut(name, seed):
     model, args = pointing(seed)[name]
-    pipe = autopipe.split(model, 2, args, costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, args, n_microbatches=2)
     assert pipe.graph.variation.mixing.always
     with pytest.raises(InputError, match=r"depend on one another .*[^ ]\), so .* pass n_microbatches=1"):
         pipe.runtime().step(*args)
@@ -653,7 +652,7 @@ def test_inputs_that_point_to_rows_are_not_cut(name, seed):
 def test_inputs_that_point_into_their_own_row_are_cut():
     torch.manual_seed(0)
     model, args = Along(), (torch.randn(8, 5, 4), torch.randint(0, 5, (8, 3)))
-    pipe = autopipe.split(model, 2, args, costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, args, n_microbatches=2)
     assert not pipe.graph.variation.mixing.always
     torch.testing.assert_close(pipe.runtime().step(*args).loss, model(*args).detach())
 

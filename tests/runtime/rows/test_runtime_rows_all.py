@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import Tensor, nn
 
-import autopipe
 from autopipe.errors import InputError
 
 
@@ -31,7 +31,7 @@ def test_a_model_of_which_all_takes_the_whole_batch_is_refused_in_microbatches()
     torch.manual_seed(0)
     model, x = Carrying().double(), torch.randn(6, 4, dtype=torch.float64)
     plain = copy.deepcopy(model)
-    runtime = autopipe.split(model, 1, (x,), costs="estimated", n_microbatches=3).runtime()
+    runtime = split_by_layers(model, 1, (x,), n_microbatches=3).runtime()
     with pytest.raises(InputError, match=r"one call leaves scale for the next.*pass n_microbatches=1"):
         runtime.step(x)
     loss = plain(x)

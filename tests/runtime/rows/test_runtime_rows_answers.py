@@ -6,10 +6,10 @@ import re
 import pytest
 import torch
 from rows_models import Asking, Deciding
+from splitting import split_by_layers
 from torch import nn
 from torch.nn import functional as F
 
-import autopipe
 from autopipe.errors import InputError
 from autopipe.tracing import capture
 from autopipe.tracing.rows import mixing as rows
@@ -24,7 +24,7 @@ DOUBLES = [lambda x, _: x.sum() > 0, lambda _, ids: 1 in ids[0], lambda _, ids: 
 def test_what_is_asked_of_all_rows_and_not_of_each_is_refused(doubles):
     torch.manual_seed(0)
     x, ids = torch.randn(6, 4), torch.randint(2, 9, (6, 3))
-    pipe = autopipe.split(Asking(doubles), 2, (x, ids), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(Asking(doubles), 2, (x, ids), n_microbatches=3)
     runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
     with pytest.raises(InputError, match=r"rows_\w+.py:\d+ asks .* of all rows at once"):
         runtime.step(x, ids)
@@ -37,7 +37,7 @@ def test_what_is_asked_of_all_rows_at_the_end_is_answered_by_the_batch(doubles, 
     torch.manual_seed(0)
     x, ids = torch.randn(6, 4).double(), torch.randint(2, 9, (6, 3))
     model = Asking(doubles, reduce).double()
-    pipe = autopipe.split(model, 2, (x, ids), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (x, ids), n_microbatches=3)
     assert re.search(r"rows_\w+.py:\d+ asks .* of all rows at once", pipe.graph.variation.mixing.always)
     runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
     for row in range(6):
@@ -92,7 +92,7 @@ def test_a_head_of_what_any_row_has_gets_the_batch(is_ratio, n_counted):
         return torch.randn(n, 4).double(), labels
 
     example = batch(*range(n_counted))
-    runtime = autopipe.split(model, 2, example, costs="estimated", n_microbatches=3).runtime()
+    runtime = split_by_layers(model, 2, example, n_microbatches=3).runtime()
     for args in (batch(0), batch(5), batch(), batch(1, 2, 4), batch(2, n=4), batch(0, 1, 6, n=7)):
         stepped_as_the_model(runtime, model, *args)
 
@@ -114,7 +114,7 @@ def test_what_is_asked_of_all_rows_is_found_where_labels_weigh_them(doubles):
     model = AskingOfLabels(doubles).double()
     x, labels = torch.randn(4, 6, 4).double(), torch.randint(0, 4, (4, 6))
     labels[3, :3] = -100
-    runtime = autopipe.split(model, 2, (x, labels), costs="estimated", n_microbatches=2).runtime()
+    runtime = split_by_layers(model, 2, (x, labels), n_microbatches=2).runtime()
     for row in range(4):
         stepped_as_the_model(runtime, model, x.roll(row, 0), labels.roll(row, 0))
 
@@ -137,7 +137,7 @@ def test_what_is_asked_of_all_rows_before_a_tail_is_in_it(is_late):
     torch.manual_seed(0)
     model, x, y = ContrastOfMasked(is_late).double(), *torch.randn(2, 4, 4).double()
     mask = torch.tensor([True, True, True, False])
-    runtime = autopipe.split(model, 2, (x, y, mask), costs="estimated", n_microbatches=2).runtime()
+    runtime = split_by_layers(model, 2, (x, y, mask), n_microbatches=2).runtime()
     for given in (mask, mask.flip(0), ~mask, mask | True):
         stepped_as_the_model(runtime, model, x, y, given)
 
@@ -159,9 +159,7 @@ def _otherwise(asks, does, rows, length, is_flagged, noise=0.0):
     """A runtime of such a model and what to step it with; of the model the loss on that."""
     torch.manual_seed(0)
     model, flag = OtherwiseOn(asks, does, noise).double(), torch.tensor(False)
-    pipe = autopipe.split(
-        model, 2, (torch.randn(4, 6, 4).double(), flag), costs="estimated", n_microbatches=2
-    )
+    pipe = split_by_layers(model, 2, (torch.randn(4, 6, 4).double(), flag), n_microbatches=2)
     x, flag = torch.randn(rows, length, 4).double(), torch.tensor(is_flagged)
     runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
     return runtime, (x, flag), model(x, flag).square().mean().detach()
@@ -185,9 +183,7 @@ def test_an_example_of_one_number_hides_no_mixing(value):
     torch.manual_seed(0)
     layers = nn.Linear(4, 4), Deciding(lambda x: x / (x.abs().max() + 1e-6)), nn.Linear(4, 4), nn.Linear(4, 4)
     model = nn.Sequential(layers[1], layers[0], *layers[2:]).double()
-    pipe = autopipe.split(
-        model, 2, (torch.full((4, 6, 4), value).double(),), costs="estimated", n_microbatches=2
-    )
+    pipe = split_by_layers(model, 2, (torch.full((4, 6, 4), value).double(),), n_microbatches=2)
     with pytest.raises(InputError, match="rows of a batch of Sequential depend on one another"):
         pipe.runtime(loss_fn=lambda y, _: y.square().mean()).step(torch.randn(4, 6, 4).double())
 
@@ -226,7 +222,7 @@ class Sets(nn.Module):
 def test_what_is_set_for_layers_of_a_tail_is_set_there(is_number):
     torch.manual_seed(0)
     model, x, y = Sets(is_number).double(), torch.randn(8, 4).double(), torch.randn(8).double()
-    pipe = autopipe.split(model, 2, (x[:4],), costs="estimated", n_microbatches=4)
+    pipe = split_by_layers(model, 2, (x[:4],), n_microbatches=4)
     runtime = pipe.runtime(loss_fn=lambda found, y: (found.mean(-1) - y).square().mean())
     found = runtime.step(x, target=y).loss.detach().as_subclass(torch.Tensor)
     torch.testing.assert_close(found, (model(x).mean(-1) - y).square().mean().detach())
@@ -247,7 +243,7 @@ class MeanOfChosen(nn.Module):
 def test_a_form_that_gives_the_tail_nothing_is_refused_beside_one_that_does():
     torch.manual_seed(0)
     model, x, mask = MeanOfChosen().double(), torch.randn(4, 4).double(), torch.ones(4, 4).bool()
-    runtime = autopipe.split(model, 2, (x, mask), costs="estimated", n_microbatches=2).runtime()
+    runtime = split_by_layers(model, 2, (x, mask), n_microbatches=2).runtime()
     mask[2:] = False
     with pytest.raises(InputError, match="pass n_microbatches=1"):
         runtime.step(x, mask)
@@ -279,9 +275,7 @@ ASKED = [
 def _asked(asks, n_microbatches):
     torch.manual_seed(0)
     model = OtherwiseAsked(asks).double()
-    pipe = autopipe.split(
-        model, 2, (torch.randn(4, 4).double(),), costs="estimated", n_microbatches=n_microbatches
-    )
+    pipe = split_by_layers(model, 2, (torch.randn(4, 4).double(),), n_microbatches=n_microbatches)
     return model, pipe.runtime(loss_fn=lambda y, _: y.square().mean())
 
 
@@ -418,7 +412,7 @@ class Limited(nn.Module):
 def test_a_model_that_cannot_take_all_rows_takes_microbatches(caplog):
     torch.manual_seed(0)
     model, x = Limited().double(), torch.randn(8, 4).double()
-    runtime = autopipe.split(model, 2, (x[:2],), costs="estimated", n_microbatches=1).runtime()
+    runtime = split_by_layers(model, 2, (x[:2],), n_microbatches=1).runtime()
     wanted = torch.stack([model(piece).detach() for piece in x.split(2)]).mean()
     with caplog.at_level("WARNING", "autopipe"):
         for _ in range(2):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import nn
 
 import autopipe
@@ -89,7 +90,7 @@ def test_batches_are_refused_where_they_go_another_way_than_their_microbatches_a
     torch.manual_seed(0)
     model = Ways(does).double()
     example = torch.randn(4, 4).double() / 10
-    pipe = autopipe.split(model, 2, (example,), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, (example,), n_microbatches=2)
     runtime = pipe.runtime()
     was_refused = set()
     for levels in LEVELS:
@@ -139,7 +140,7 @@ class FewAtOnce(Ways):
 def test_microbatches_that_answer_otherwise_are_refused_in_any_order_where_their_batch_is_not_known(levels):
     torch.manual_seed(0)
     model = FewAtOnce(three).double()
-    pipe = autopipe.split(model, 2, (torch.randn(3, 4).double() / 10,), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (torch.randn(3, 4).double() / 10,), n_microbatches=3)
     runtime = pipe.runtime()
     alike = torch.cat([levels[0] + torch.randn(2, 4).double() / 10 for _ in levels])
     found = runtime.step(alike).loss.detach().as_subclass(torch.Tensor)

@@ -5,6 +5,7 @@ import functools
 
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import nn
 from torch.nn import functional as F
 
@@ -337,7 +338,7 @@ def off(made, *, training=True, **options):
     model = made().double().train(training)
     plain = copy.deepcopy(model)
     ids, target = torch.randint(0, 9, (8, 5)), torch.randint(0, 3, (8,))
-    pipe = autopipe.split(model, 2, (ids,), costs="estimated")
+    pipe = split_by_layers(model, 2, (ids,))
     pipe.runtime(loss_fn=F.cross_entropy, n_microbatches=4).step(ids, target=target, **options)
     F.cross_entropy(plain(ids), target).backward()
     pairs = zip(model.parameters(), plain.parameters(), strict=True)
@@ -365,7 +366,7 @@ def test_what_mixes_rows_in_its_backward_alone_is_in_the_tail_or_warned_of(kind,
 def test_a_backward_is_not_told_of_where_none_runs(caplog):
     made, words = MIXED["a table"]
     ids = torch.randint(0, 9, (8, 5))
-    pipe = autopipe.split(made(), 2, (ids,), costs="estimated")
+    pipe = split_by_layers(made(), 2, (ids,))
     runtime = pipe.runtime(loss_fn=F.cross_entropy, n_microbatches=4)
     runtime.forward(ids)
     assert "depend on one another" not in caplog.text
@@ -387,7 +388,7 @@ def test_what_mixes_rows_in_its_backward_ahead_of_a_loss_of_the_models_own_is_in
     torch.manual_seed(0)
     model = HookingItself(hook, is_contrastive=is_contrastive).double()
     plain, ids = copy.deepcopy(model), torch.randint(0, 9, (8, 5))
-    pipe = autopipe.split(model, 2, (ids,), costs="estimated", n_microbatches=4)
+    pipe = split_by_layers(model, 2, (ids,), n_microbatches=4)
     assert bool(pipe.graph.ops.tail) == (is_contrastive or hook is normed)
     loss = pipe.runtime().step(ids).loss.detach().as_subclass(torch.Tensor)
     whole = plain(ids)
@@ -407,7 +408,7 @@ def test_many_backwards_are_asked_with_as_many_runs_as_one(monkeypatch):
     for n_layers in (1, 6):
         asked.clear()
         model = nn.Sequential(*(Within(Turned) for _ in range(n_layers)))
-        autopipe.split(model, 1, (torch.randn(4, 4),), costs="estimated")
+        split_by_layers(model, 1, (torch.randn(4, 4),))
         counts.append(len(asked))
     assert counts[0] == counts[1] > 0
 
@@ -460,7 +461,7 @@ def test_backwards_that_are_wrong_in_parts_are_in_the_tail(kind, caplog):
     model = Handed(kind)
     plain = copy.deepcopy(model)
     ids, target = torch.randint(0, 9, (8, 5)), torch.randint(0, 3, (8,))
-    pipe = autopipe.split(model, 2, (ids, target), costs="estimated")
+    pipe = split_by_layers(model, 2, (ids, target))
     plain(ids, target).backward()
     pipe.runtime(n_microbatches=4).step(ids, target=target)
     pairs = zip(model.parameters(), plain.parameters(), strict=True)
@@ -503,7 +504,7 @@ def test_backwards_where_a_model_goes_another_way_than_on_its_example_are_asked_
     torch.manual_seed(0)
     model = OtherWay(does).double()
     plain, few, late = copy.deepcopy(model), torch.randint(0, 4, (8, 5)), torch.randint(5, 9, (8, 5))
-    pipe = autopipe.split(model, 2, (few,), costs="estimated", n_microbatches=4)
+    pipe = split_by_layers(model, 2, (few,), n_microbatches=4)
     runtime = pipe.runtime(loss_fn=F.cross_entropy)
     runtime.step(few, target=few[:, 0] % 3)
     assert "depend on one another" not in caplog.text

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from rows_models import captured_mixing, decided
+from splitting import split_by_layers
 from torch import nn
 from torch.nn import functional as F
 
@@ -68,7 +69,7 @@ class Weighted(nn.Module):
 def test_weights_that_are_all_one_in_the_example_weigh(is_divided):
     torch.manual_seed(0)
     model, x = Weighted(is_divided=is_divided).double(), torch.randn(8, 4).double()
-    pipe = autopipe.split(model, 2, (x[:4], torch.ones(4).double()), costs="estimated", n_microbatches=4)
+    pipe = split_by_layers(model, 2, (x[:4], torch.ones(4).double()), n_microbatches=4)
     assert bool(pipe.graph.ops.tail) == is_divided
     weights = torch.rand(8).double()
     loss = pipe.runtime().step(x, weights).loss.detach().as_subclass(torch.Tensor)
@@ -104,7 +105,7 @@ BENDS = {
 def test_a_loss_that_is_bent_where_no_example_comes_runs_on_the_whole_batch(kind, dtype):
     torch.manual_seed(0)
     model, x, labels = Bent(BENDS[kind]).to(dtype), torch.randn(8, 4, dtype=dtype), torch.arange(8) % 3
-    pipe = autopipe.split(model, 2, (x[:4], labels[:4]), costs="estimated", n_microbatches=4)
+    pipe = split_by_layers(model, 2, (x[:4], labels[:4]), n_microbatches=4)
     assert pipe.graph.ops.tail
     x[::2] *= 30
     loss = pipe.runtime().step(x, labels).loss.detach().as_subclass(torch.Tensor)
@@ -233,7 +234,7 @@ class Derived(nn.Module):
 def test_numbers_that_derivatives_are_taken_of_are_put_where_they_bend(bends):
     torch.manual_seed(0)
     model, x = Derived(bends).double(), torch.randn(8, 4, dtype=torch.float64)
-    runtime = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=4).runtime()
+    runtime = split_by_layers(model, 2, (x,), n_microbatches=4).runtime()
     if bends:
         with pytest.raises(InputError, match="for two rows that alone give"):
             runtime.step(x)

@@ -6,6 +6,7 @@ import types
 
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import nn
 from torch.nn import functional as F
 
@@ -143,7 +144,7 @@ def test_what_one_call_leaves_for_the_next_is_left_once_a_step(keep):
 
     plain, model = make(), make()
     batches = [torch.randn(n, 4, dtype=torch.float64) for n in (6, 6, 5)]
-    pipe = autopipe.split(model, 2, (batches[0],), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (batches[0],), n_microbatches=3)
     runtime = pipe.runtime()
     ours = torch.optim.SGD(runtime.parameters(), 0.1)
     theirs = torch.optim.SGD(plain.parameters(), 0.1)
@@ -176,7 +177,7 @@ class Watched(nn.Module):
 
 def test_what_each_microbatch_writes_ahead_of_a_tail_is_told_of(caplog):
     model, x = Watched().double(), torch.randn(6, 4, dtype=torch.float64)
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=3)
     assert pipe.graph.ops.tail
     pipe.runtime().step(x)
     assert "a forward in training changes mean at each call" in caplog.text
@@ -196,7 +197,7 @@ class ByKind(nn.Module):
 
 def test_a_loss_of_another_kind_of_call_is_not_taken_of_one_microbatch():
     model, x = ByKind().double(), torch.randn(6, 4, dtype=torch.float64)
-    runtime = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3).runtime()
+    runtime = split_by_layers(model, 2, (x,), n_microbatches=3).runtime()
     runtime.step(x)
     with pytest.raises(InputError, match="makes a number of all rows, in a call unlike the one"):
         runtime.step(x, wanted=torch.ones_like(x))
@@ -244,7 +245,7 @@ class Unit(nn.Module):
 def test_what_calls_leave_early_in_a_model_is_told(keep, name, dtype, caplog):
     torch.manual_seed(0)
     model, x = KeyedEarly(keep()).to(dtype), torch.randn(6, 4, dtype=dtype)
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=3)
     caplog.clear()
     runtime = pipe.runtime()
     for _ in range(2):
@@ -256,7 +257,7 @@ def test_what_calls_leave_early_in_a_model_is_told(keep, name, dtype, caplog):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_weights_that_a_second_call_leaves_as_the_first_did_are_not_told_of(dtype, caplog):
     model, x = KeyedEarly(Unit()).to(dtype), torch.randn(6, 4, dtype=dtype)
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=3)
     pipe.runtime().step(x)
     assert "n_microbatches=1" not in caplog.text
 
@@ -279,7 +280,7 @@ class Hooked(Keyed):
 
 def test_what_a_hook_leaves_for_the_next_call_is_told(caplog):
     model, x = Hooked().double(), torch.randn(6, 4, dtype=torch.float64)
-    autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3).runtime().step(x)
+    split_by_layers(model, 2, (x,), n_microbatches=3).runtime().step(x)
     assert any("n_microbatches=1" in r.getMessage() and "mean" in r.getMessage() for r in caplog.records)
 
 
@@ -335,7 +336,7 @@ def test_a_hook_that_takes_itself_away_is_told_of(n_microbatches, caplog):
     torch.manual_seed(0)
     twin = HookedOnce().double()
     x = torch.randn(6, 4, dtype=torch.float64)
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=n_microbatches)
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=n_microbatches)
     rt = pipe.runtime()
     losses = [(rt.step(x).loss.item(), twin(x).item()) for _ in range(3)]
     are_alike = [abs(a - b) < 1e-12 for a, b in losses]
@@ -421,7 +422,7 @@ def stepper(does, is_whole=True):
     layers = nn.Linear(4, 4), Backwards(does), nn.Linear(4, 4), nn.Linear(4, 4)
     model, x = nn.Sequential(*layers).double(), torch.randn(4, 4).double()
     closed = ["1"] if is_whole else ()
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2, closed=closed)
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=2, closed=closed)
     return pipe.runtime(loss_fn=lambda y, _: y.square().mean()), model, x
 
 
@@ -489,7 +490,7 @@ def in_an_object(held):
 )
 def test_a_count_is_told_of_whatever_holds_it(held, count, caplog):
     model, x = nn.Sequential(nn.Linear(4, 4), Holding(held, count), nn.Linear(4, 4)), torch.randn(6, 4)
-    pipe = autopipe.split(model, 2, (x,), n_microbatches=3, costs="estimated")
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=3)
     pipe.runtime(loss_fn=lambda y, _: y.square().mean()).step(x)
     told = [r.getMessage() for r in caplog.records]
     assert any("one call leaves 1 for the next" in t or "changes 1.held[" in t for t in told), told
@@ -579,7 +580,7 @@ def hooked(add):
 )
 def test_a_count_that_other_code_than_the_layers_own_keeps_is_told_of(made, caplog):
     model, x = nn.Sequential(nn.Linear(4, 4), made(), nn.Linear(4, 4)), torch.randn(6, 4)
-    pipe = autopipe.split(model, 2, (x,), n_microbatches=3, costs="estimated", closed=["1"])
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=3, closed=["1"])
     pipe.runtime(loss_fn=lambda y, _: y.square().mean()).step(x)
     told = [r.getMessage() for r in caplog.records]
     assert any("one call leaves 1 for the next" in t or "changes 1.n" in t for t in told), told

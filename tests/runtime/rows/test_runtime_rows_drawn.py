@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from splitting import split_by_layers
 from torch import nn
 
 import autopipe
@@ -52,7 +53,7 @@ def of_each(x):
 def warnings_of(draw, caplog, n_microbatches, training=True):
     torch.manual_seed(0)
     model, x = Noisy(draw), torch.randn(6, 5, 6)
-    pipe = autopipe.split(model.train(training), 2, (x,), n_microbatches=n_microbatches, costs="estimated")
+    pipe = split_by_layers(model.train(training), 2, (x,), n_microbatches=n_microbatches)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "autopipe"):
         runtime = pipe.runtime()
@@ -76,7 +77,7 @@ def test_what_rows_have_of_their_own_is_not(draw, caplog):
 
 def told_of(model, caplog, training=True):
     x = torch.randn(6, 5, 6)
-    pipe = autopipe.split(model.train(training), 2, (x,), n_microbatches=3, costs="estimated")
+    pipe = split_by_layers(model.train(training), 2, (x,), n_microbatches=3)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "autopipe"):
         runtime = pipe.runtime(loss_fn=lambda y, _: y.mean())
@@ -204,7 +205,7 @@ IN_EVALUATION = {
 def test_what_each_call_changes_in_evaluation_is_told(does, caplog):
     torch.manual_seed(0)
     model = nn.Sequential(Counting(does), nn.Linear(6, 6))
-    pipe = autopipe.split(model, 2, (X,), costs="estimated", closed=["0"])
+    pipe = split_by_layers(model, 2, (X,), closed=["0"])
     for training in (True, False):
         pipe.model.train(training)
         for n_microbatches in (1, 3):
@@ -220,7 +221,7 @@ def test_what_each_call_changes_in_evaluation_is_told(does, caplog):
 def test_that_is_told_beside_what_mixes_rows_in_training(does, caplog):
     torch.manual_seed(0)
     model = nn.Sequential(Counting(does), nn.BatchNorm1d(5), nn.Linear(6, 6))
-    runtime = autopipe.split(model, 2, (X,), costs="estimated", closed=["0"], n_microbatches=3).runtime()
+    runtime = split_by_layers(model, 2, (X,), closed=["0"], n_microbatches=3).runtime()
     for told in ("in training: 1", "0.n_calls"):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "autopipe"):
@@ -238,7 +239,7 @@ class InEither(Counting):
 def test_what_calls_change_in_either_mode_is_told_once(caplog):
     torch.manual_seed(0)
     model = nn.Sequential(InEither(count), nn.Linear(6, 6))
-    runtime = autopipe.split(model, 2, (X,), costs="estimated", closed=["0"], n_microbatches=3).runtime()
+    runtime = split_by_layers(model, 2, (X,), closed=["0"], n_microbatches=3).runtime()
     caplog.clear()
     with caplog.at_level(logging.WARNING, "autopipe"):
         for training in (True, False, True):
@@ -277,7 +278,7 @@ def test_what_a_layer_draws_from_a_generator_of_its_own_is_told_as_what_each_cal
         model = nn.Sequential(OfItsOwn(make(), draw), nn.Linear(6, 6), OfItsOwn(make(), draw))
         if not n_microbatches:
             return [model(x).square().mean().item() for _ in range(2)]
-        pipe = autopipe.split(model, 3, (x,), n_microbatches=n_microbatches, costs="estimated")
+        pipe = split_by_layers(model, 3, (x,), n_microbatches=n_microbatches)
         rt = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
         return [rt.step(x, target=x).loss.item() for _ in range(2)]
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import nn
 from torch.nn import functional as F
 
@@ -86,7 +87,7 @@ def steps_as_the_model(make, *, sizes=(6, 6, 5)):
     torch.manual_seed(0)
     model = make().double()
     batches = [[torch.randn(n, 4, dtype=torch.float64) for _ in range(2)] for n in sizes]
-    pipe = autopipe.split(model, 2, tuple(batches[0]), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, tuple(batches[0]), n_microbatches=3)
     runtime = pipe.runtime()
     for x, y in batches:
         runtime.step(x, y)
@@ -150,7 +151,7 @@ def steps_on_the_whole_batch(make, mixed_rows="tail", n_microbatches=2):
     torch.manual_seed(0)
     model, given = make().double(), torch.randn(8, 4, dtype=torch.float64)
     plain = copy.deepcopy(model)
-    pipe = autopipe.split(model, 2, (given, given), costs="estimated", n_microbatches=n_microbatches)
+    pipe = split_by_layers(model, 2, (given, given), n_microbatches=n_microbatches)
     runtime, off = pipe.runtime(mixed_rows=mixed_rows), []
     for n in (8, 24, 44, 30):
         x, y = (torch.randn(n, 4, dtype=torch.float64) for _ in range(2))
@@ -201,7 +202,7 @@ class Exchanged(nn.Module):
 @KINDS
 def test_layers_whose_gradients_alone_mix_rows_are_refused(kind):
     x = torch.randn(8, 4, dtype=torch.float64)
-    pipe = autopipe.split(kind(Exchanged()).double(), 2, (x, x), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(kind(Exchanged()).double(), 2, (x, x), n_microbatches=2)
     with pytest.raises(InputError, match=r"gradients of .* are not those of each row"):
         pipe.runtime().step(x, x)
 
@@ -288,7 +289,7 @@ def unlike(n):
 @pytest.mark.parametrize("asked", [few_alone, few_with_grad, large_alone])
 def test_open_code_that_holds_gradients_back_by_a_question_about_all_rows_is_refused(asked, kind):
     x, more = unlike(8) / 2, unlike(24)
-    pipe = autopipe.split(kind(asked).double(), 2, (x, x), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(kind(asked).double(), 2, (x, x), n_microbatches=3)
     with pytest.raises(InputError, match="which changes gradients"):
         pipe.runtime().step(more, more)
 
@@ -298,7 +299,7 @@ def test_open_code_that_holds_back_gradients_of_rows_that_it_asks_for_is_no_mixi
     torch.manual_seed(0)
     plain = Open(large_rows).double()
     model = copy.deepcopy(plain)
-    pipe = autopipe.split(model, 2, (x, x), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (x, x), n_microbatches=3)
     pipe.runtime().step(more, more)
     plain(more, more).backward()
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
@@ -327,7 +328,7 @@ def test_what_gives_no_numbers_before_it_has_seen_any_mixes_rows_in_training_alo
     torch.manual_seed(0)
     model = nn.Sequential(Rounded(), nn.Linear(6, 16), nn.ReLU(), Rounded(), nn.Linear(16, 2)).double()
     x, target = torch.randn(8, 6).double(), torch.randn(8, 2).double()
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=2)
     runtime = pipe.runtime(loss_fn=F.mse_loss)
     runtime.step(x, target=target)
     assert "in training: 0 at" in caplog.text

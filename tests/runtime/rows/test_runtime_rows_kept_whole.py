@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from rows_models import captured_mixing, decided
+from splitting import split_by_layers
 from torch import nn
 
 import autopipe
@@ -33,7 +34,7 @@ def test_rows_that_code_kept_whole_mixes_at_other_numbers_are_refused(number, ot
     does = (lambda x: x - x.mean(0)) if mixes else (lambda x: x * 0.5)
     torch.manual_seed(0)
     model, x = GoingByANumber(does).double(), torch.randn(4, 4).double()
-    pipe = autopipe.split(model, 2, (x, torch.tensor(number)), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, (x, torch.tensor(number)), n_microbatches=2)
     runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
     if mixes:
         with pytest.raises(InputError, match=r"test_runtime_rows_kept_whole.py:\d+"):
@@ -286,7 +287,7 @@ def test_a_loss_kept_whole_of_the_first_rows_alone_runs_on_the_whole_batch():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), FirstOfAll()).double()
     x = torch.randn(40, 4, dtype=torch.float64)
-    runtime = autopipe.split(model, 2, (x[:6],), costs="estimated", n_microbatches=2).runtime()
+    runtime = split_by_layers(model, 2, (x[:6],), n_microbatches=2).runtime()
     assert runtime.step(x).loss.item() == pytest.approx(model(x).item(), rel=1e-12)
 
 
@@ -362,7 +363,7 @@ def test_weights_that_each_call_makes_anew_have_the_gradient_of_one_microbatch_a
     x = torch.randn(6, 3, 4).double()
     twin = copy.deepcopy(model)
     model(x), twin(x)
-    pipe = autopipe.split(model, 2, (x,), n_microbatches=3, costs="estimated")
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=3)
     runtime = pipe.runtime(loss_fn=lambda output, _: output.square().mean())
     with pytest.raises(autopipe.InputError, match=r"makes 1\.bias anew.*n_microbatches=1"):
         runtime.step(x)

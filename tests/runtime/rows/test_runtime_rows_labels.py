@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from rows_models import Tokens, captured_mixing, labels
+from splitting import split_by_layers
 from torch import nn
 from torch.nn import functional as F
 
@@ -59,7 +60,7 @@ def test_losses_that_a_model_reduces_itself_are_those_of_the_batch(name, is_exam
     labels = torch.where(torch.rand(6, 5) < 0.6, ids, -100)
     labels[:, 0] = ids[:, 0]
     example = (ids, ids, torch.ones_like(mask)) if is_example_whole else (ids, labels, mask)
-    pipe = autopipe.split(model, 2, example, costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, example, n_microbatches=3)
     assert pipe.graph.variation.mixing.sums == (name == "sum")
     loss = model(ids, labels, mask)
     loss.backward()
@@ -138,7 +139,7 @@ def test_rows_that_the_examples_first_two_hide_the_mixing_of(name, is_late):
     model = Labelled(GATHERED[name], is_late=is_late).double()
     kinds = torch.tensor([[1, 0, 3], [2, 3, 0], [0, 1, 3], [1, 1, 0], [0, 0, 0], [2, 2, 2]])
     args = torch.randn(6, 4, dtype=torch.float64), torch.where(torch.arange(6)[:, None] < 2, kinds[:1], kinds)
-    pipe = autopipe.split(model, 2, args, costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, args, n_microbatches=3)
     assert pipe.graph.variation.mixing.always
     runtime = pipe.runtime()
     args = args[0], kinds
@@ -325,7 +326,7 @@ def test_classes_weighed_by_what_the_batch_holds(weigh, alike):
     model = Model().double()
     x, labels = torch.randn(8, 4, dtype=torch.float64), torch.tensor([0, 0, 0, 0, 0, 1, 1, 2])
     example = x, labels if alike is None else torch.full_like(labels, alike)
-    runtime = autopipe.split(model, 2, example, costs="estimated", n_microbatches=4).runtime()
+    runtime = split_by_layers(model, 2, example, n_microbatches=4).runtime()
     assert runtime.step(x, labels).loss.item() == pytest.approx(model(x, labels).item(), rel=1e-12)
 
 
@@ -359,7 +360,7 @@ def test_what_batches_lack_and_the_example_does_not_is_left_out_of_the_whole_bat
     torch.manual_seed(0)
     model = Lacking(loss, is_whole).double()
     x, told = torch.randn(6, 4).double(), torch.randn(6, 3).double()
-    runtime = autopipe.split(model, 2, (x, told), costs="estimated", n_microbatches=3).runtime()
+    runtime = split_by_layers(model, 2, (x, told), n_microbatches=3).runtime()
     told = torch.where(torch.rand(6, 3) < 0.4, torch.nan, told)
     told[0, 0], told[2:4, 0] = 0.5, torch.nan
     wanted = model(x, told)
@@ -413,7 +414,7 @@ def test_labels_that_a_forward_draws_are_averaged_over_as_they_were_drawn(
     torch.manual_seed(0)
     model = Masking(HIDING[hiding], takes_derivatives=takes_derivatives).double()
     twin, ids = copy.deepcopy(model), torch.randint(1, 9, (8, 6))
-    pipe = autopipe.split(model, n_stages, (ids,), costs="estimated", n_microbatches=4)
+    pipe = split_by_layers(model, n_stages, (ids,), n_microbatches=4)
     done = pipe.runtime().step(ids, return_outputs=True)
     labels = done.outputs["labels"]
     assert len({int((part != -100).sum()) for part in labels.chunk(4)}) > 1
@@ -430,7 +431,7 @@ def test_labels_that_a_forward_draws_are_averaged_over_as_they_were_drawn(
 def test_labels_that_are_drawn_where_nothing_may_run_on_the_whole_batch_are_told_of(caplog, monkeypatch):
     monkeypatch.setattr(analysis, "find_tail", lambda *_, **__: Tail(obstacle="nothing may"))
     model, ids = Masking(HIDING["where"]).double(), torch.randint(1, 9, (8, 6))
-    pipe = autopipe.split(model, 2, (ids,), costs="estimated", n_microbatches=4)
+    pipe = split_by_layers(model, 2, (ids,), n_microbatches=4)
     pipe.runtime(mixed_rows="allow").step(ids)
     assert "drawn inside the model" in caplog.text
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -338,7 +339,7 @@ def stepped(act: Callable[[Tensor], Tensor], is_whole: bool, n_rows: int = 30) -
     model = Limited(act, is_whole).double()
     x, y = torch.randn(n_rows, 4, dtype=torch.float64), torch.arange(n_rows) % 3
     expected = model(x, y).item()
-    pipe = autopipe.split(model, 2, (x[:8], y[:8]), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, (x[:8], y[:8]), n_microbatches=2)
     return pipe.runtime().step(x, y).loss.item(), expected
 
 
@@ -582,7 +583,7 @@ def test_a_loss_that_is_another_of_exactly_so_many_rows_is_of_the_whole_batch():
     torch.manual_seed(0)
     model, x, y = Judge().double(), torch.randn(30, 4, dtype=torch.float64), torch.arange(30) % 3
     expected = model(x, y).item()
-    pipe = autopipe.split(model, 2, (x[:8], y[:8]), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, (x[:8], y[:8]), n_microbatches=2)
     assert pipe.runtime().step(x, y).loss.item() == pytest.approx(expected, rel=1e-12)
 
 
@@ -637,7 +638,7 @@ class Wide(nn.Module):
 def test_a_limit_in_a_layer_of_wide_rows_is_refused():
     torch.manual_seed(0)
     model, x, y = Wide().double(), torch.randn(30, 4, dtype=torch.float64), torch.arange(30) % 3
-    pipe = autopipe.split(model, 2, (x[:8], y[:8]), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, (x[:8], y[:8]), n_microbatches=2)
     with pytest.raises(InputError, match="depend on one another"):
         pipe.runtime().step(x, y)
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import nn
 
-import autopipe
 from autopipe.tracing import capture
 from autopipe.tracing.sizes.variation import Mixing
 from autopipe.tracing.state.example_data import close_to
@@ -40,7 +40,7 @@ def _added(told, mask, fill):
 def test_rows_that_mix_beside_what_is_masked_out_are_given_the_whole_batch(fill, put, dtype):
     torch.manual_seed(0)
     model, x = Masking(fill, put, mixes=True).to(dtype), torch.randn(4, 4, dtype=dtype)
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=2)
     assert pipe.graph.ops.tail
     alone = Masking(fill, put, mixes=False).to(dtype)
     assert capture(alone, (x,)).variation.mixing == Mixing()

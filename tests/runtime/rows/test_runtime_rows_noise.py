@@ -3,10 +3,10 @@
 import pytest
 import torch
 from rows_models import captured_mixing
+from splitting import split_by_layers
 from torch import nn
 from torch.nn import functional as F
 
-import autopipe
 from autopipe.errors import InputError
 from autopipe.tracing.rows import by_mode, mixing, noise
 
@@ -162,7 +162,7 @@ def test_dropout_that_leaves_nothing_out_is_none(does):
 
 
 def test_a_step_in_microbatches_with_noise_over_the_batch_is_refused():
-    pipe = autopipe.split(Amid(dropblock, True), 2, _batch(True), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(Amid(dropblock, True), 2, _batch(True), n_microbatches=2)
     with pytest.raises(InputError, match="other rows are given other noise"):
         pipe.runtime().step(*_batch(True))
     pipe.runtime().step(*_batch(True), n_microbatches=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -56,7 +57,7 @@ class Judged(nn.Module):
 
 def off(model: nn.Module, example: tuple[Tensor, ...], batch: tuple[Tensor, ...]) -> tuple[str, float]:
     """What is found to mix rows, and how far a step in two microbatches is from the plain model's."""
-    pipe = autopipe.split(model, 2, example, costs="estimated", n_microbatches=1)
+    pipe = split_by_layers(model, 2, example, n_microbatches=1)
     expected = model(*batch)
     wanted = torch.autograd.grad(expected, [*model.parameters()])
     got = pipe.runtime(n_microbatches=2).step(*batch).loss
@@ -222,7 +223,7 @@ TABLES = {
 def test_a_table_by_row_that_is_alike_for_its_first_rows_is_refused(take, table, is_whole):
     x, ids = torch.randn(8, 4), torch.randint(0, 9, (8,))
     model = Tabled(TAKEN_BY_ROW[take], TABLES[table](), is_whole=is_whole)
-    pipe = autopipe.split(model, 2, (x, ids), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, (x, ids), n_microbatches=2)
     with pytest.raises(InputError, match=r"as soon as \S*table holds other values|others where they are 21"):
         pipe.runtime().step(x, ids)
 
@@ -232,7 +233,7 @@ def test_a_table_of_noughts_that_rows_take_what_they_ask_for_of_is_no_mixing(is_
     x, ids = torch.randn(8, 4), torch.randint(0, 9, (8,))
     model = Tabled(lambda table, x, ids: table[ids] + table[:4].mean(0), TABLES["bias"](), is_whole=is_whole)
     before = model.between.table.detach().clone()
-    pipe = autopipe.split(model, 2, (x, ids), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, (x, ids), n_microbatches=2)
     assert not pipe.graph.variation.mixing.always
     assert torch.equal(model.between.table, before)
 
@@ -249,7 +250,7 @@ def up_to_20(n: int) -> Tensor:
 def test_a_limit_on_places_of_rows_is_tried(limit):
     x, ids = torch.randn(8, 4), torch.randint(0, 9, (8,))
     model = Tabled(lambda table, x, ids: x * limit(len(x))[:, None], None, is_whole=False)
-    pipe = autopipe.split(model, 2, (x, ids), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, (x, ids), n_microbatches=2)
     with pytest.raises(InputError, match="depend on one another"):
         pipe.runtime().step(x, ids)
 
@@ -271,7 +272,7 @@ def test_an_order_of_rows_is_made_of_all_of_them_though_those_tried_lie_in_it():
     torch.manual_seed(0)
     model, times = Survival().double(), torch.tensor([1.4, 0.2, 0.3, 0.5, 0.7, 0.25])
     x, ended = torch.randn(6, 4).double(), torch.tensor([1, 0, 1, 0, 1, 0])
-    pipe = autopipe.split(model, 2, (x, times, ended), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (x, times, ended), n_microbatches=3)
     batch = x.flip(0), times.roll(2), ended
     wanted = torch.autograd.grad(model(*batch), [*model.parameters()])
     pipe.runtime().step(*batch)

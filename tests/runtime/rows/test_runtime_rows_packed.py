@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -38,7 +39,7 @@ def batch(n, longest=9):
 def test_rows_of_packed_batches_that_do_not_meet_are_cut(n, caplog):
     torch.manual_seed(0)
     model = Reader("masks").double()
-    runtime = autopipe.split(model, 2, batch(n), costs="estimated", n_microbatches=2).runtime()
+    runtime = split_by_layers(model, 2, batch(n), n_microbatches=2).runtime()
     for args in (batch(n), batch(4), batch(5, 12)):
         twin = copy.deepcopy(model)
         expected = twin(*args)
@@ -54,6 +55,6 @@ def test_rows_of_packed_batches_that_do_not_meet_are_cut(n, caplog):
 def test_rows_that_meet_in_the_width_of_a_packed_batch_are_refused(n):
     torch.manual_seed(0)
     model = Reader("wraps").double()
-    runtime = autopipe.split(model, 2, batch(n), costs="estimated", n_microbatches=2).runtime()
+    runtime = split_by_layers(model, 2, batch(n), n_microbatches=2).runtime()
     with pytest.raises(autopipe.InputError, match="gives other rows for a piece of the batch"):
         runtime.step(*batch(4))

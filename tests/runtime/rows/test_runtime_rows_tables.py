@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import nn
 
-import autopipe
 from autopipe.errors import InputError
 
 
@@ -81,7 +81,7 @@ def trained(make):
     torch.manual_seed(0)
     model = make().double()
     twin, x = copy.deepcopy(model), torch.randn(6, 4, dtype=torch.float64)
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=3)
     runtime = pipe.runtime(loss_fn=lambda y, target: (y - target).square().mean())
     runtime.step(x, target=x)
     return runtime, model, twin, x

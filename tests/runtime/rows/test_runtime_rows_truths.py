@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import nn
 
 import autopipe
@@ -60,7 +61,7 @@ def test_what_a_limit_makes_of_each_row_alone_is_not(limit, mean):
 def test_it_runs_on_the_whole_batch(mean):
     torch.manual_seed(0)
     model, x = Chosen(LIMITS["above"], MEANS[mean]).double(), torch.randn(8, 6, dtype=torch.float64)
-    pipe = autopipe.split(model, 2, (x,), n_microbatches=4, costs="estimated")
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=4)
     x[::3, 0] = 4
     found = pipe.runtime().step(x).loss.as_subclass(torch.Tensor)
     torch.testing.assert_close(found, model(x).detach())
@@ -96,5 +97,5 @@ def test_a_mask_is_true_of_no_place_that_lengths_leave_out(make, is_mixed):
     found = autopipe.capture(model, (x, lengths)).variation.mixing
     assert bool(found.always) == is_mixed
     if not is_mixed:
-        run = autopipe.split(model, 2, (x, lengths), n_microbatches=3, costs="estimated").runtime()
+        run = split_by_layers(model, 2, (x, lengths), n_microbatches=3).runtime()
         torch.testing.assert_close(run.forward(x, lengths).as_subclass(torch.Tensor), model(x, lengths))

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from crossed import crossed
+from splitting import split_by_layers
 from torch import Tensor, nn
 
-import autopipe
 from autopipe.errors import InputError
 
 
@@ -38,7 +38,7 @@ class Net(nn.Module):
 
 
 def step_and_whole(model: nn.Module, x: Tensor) -> tuple[Callable[[], Tensor], Tensor]:
-    pipe = autopipe.split(model.double(), 2, (x,), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model.double(), 2, (x,), n_microbatches=3)
     runtime = pipe.runtime(loss_fn=lambda output, target: output.square().mean())
     return lambda: runtime.step(x).loss, model(x).square().mean()
 
@@ -109,7 +109,7 @@ def test_what_all_rows_decide_ahead_of_a_loss_over_labels_is_right_or_refused(
     torch.manual_seed(0)
     model = Labelled(Net(MIXED[kind], is_open=is_open)).double()
     example = torch.randn(6, 4).double(), torch.tensor([0, 1, 2, 3, 0, 1])
-    pipe = autopipe.split(model, 2, example, costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, example, n_microbatches=3)
     with contextlib.suppress(InputError):
         torch.testing.assert_close(pipe.runtime().step(*example).loss, model(*example), rtol=1e-9, atol=0)
 
@@ -179,7 +179,7 @@ def test_rows_mixed_late_behind_a_weight_that_is_nought_have_the_whole_batch(
         return output.square().mean()
 
     model, plain, x = made(), made(), torch.randn(8, 4).double()
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=n_microbatches)
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=n_microbatches)
     runtime = pipe.runtime(loss_fn=loss_of)
     for value, n in ((0, 8), (0, 20), (1, 8), (1, 20)):
         with torch.no_grad():

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-import autopipe
 from autopipe.errors import InputError
 from autopipe.tracing import captured
 
@@ -63,7 +63,7 @@ def stepping(layer: nn.Module) -> tuple[Net, Callable[[], Any], Callable[[], Any
     torch.manual_seed(0)
     model = Net(layer).double()
     x = torch.randn(6, 5, 4).double()
-    pipe = autopipe.split(model, 2, (x,), closed=["layer"], costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (x,), closed=["layer"], n_microbatches=3)
     runtime = pipe.runtime(loss_fn=lambda output, target: output.square().mean())
     return model, lambda: runtime.step(x).loss, lambda: model(x).square().mean()
 
@@ -151,7 +151,7 @@ def test_a_loss_of_the_model_that_weighs_otherwise_is_refused(
     x = torch.randn(6, 4)
     labels = torch.randint(4, (6,)) if isinstance(loss, nn.CrossEntropyLoss) else torch.randn(6, 4)
     model = Net(nn.Tanh(), loss)
-    runtime = autopipe.split(model, 2, (x, labels), costs="estimated", n_microbatches=3).runtime()
+    runtime = split_by_layers(model, 2, (x, labels), n_microbatches=3).runtime()
     runtime.step(x, labels)
     loss.reduction = "sum"  # type: ignore[assignment]
     for _ in range(steps_between):
@@ -187,7 +187,7 @@ def test_stages_that_are_wrapped_are_not_run_to_ask(
     monkeypatch.setattr(captured.Capture, "asked_anew", lambda self: pytest.fail("the model was run"))
     torch.manual_seed(0)
     model, x = Net(Leaf()).double(), torch.randn(6, 5, 4).double()
-    pipe = autopipe.split(model, 2, (x,), closed=["layer"], costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (x,), closed=["layer"], n_microbatches=3)
     runtime = pipe.runtime(loss_fn=lambda output, target: output.square().mean())
     runtime.wrap(wrapper)
     for _ in range(n_before):

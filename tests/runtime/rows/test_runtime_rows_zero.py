@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from splitting import split_by_layers
 from torch import nn
 
 import autopipe
@@ -70,7 +71,7 @@ def test_a_loss_of_0_at_the_example_is_weighed_as_what_it_is(name):
     expected.backward()
     gradients = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    pipe = autopipe.split(model, 2, example, n_microbatches=4, costs="estimated")
+    pipe = split_by_layers(model, 2, example, n_microbatches=4)
     found = pipe.runtime().step(*other)
     torch.testing.assert_close(found.loss.as_subclass(torch.Tensor), expected)
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
@@ -86,7 +87,7 @@ def test_a_mean_by_weights_that_are_all_0_at_the_example_is_told_as_one():
     torch.manual_seed(0)
     x, w = torch.randn(N, 6).double(), torch.tensor([1.0, 1, 1, 1, 1, 1, 1, 0]).double()
     model = Weighted(None).double()
-    pipe = autopipe.split(model, 2, (x, torch.zeros_like(w)), n_microbatches=4, costs="estimated")
+    pipe = split_by_layers(model, 2, (x, torch.zeros_like(w)), n_microbatches=4)
     found = pipe.runtime().step(x, w)
     torch.testing.assert_close(found.loss.as_subclass(torch.Tensor), model(x, w))
 
