@@ -128,7 +128,8 @@ class NewForms:
         if engine.is_whole or not engine.options.batch_dims:
             # a rank alone would have the others wait, and what wraps stages would talk to other ranks
             may_ask = engine.peers is None and not engine.was_wrapped
-            mixed.check(batch, has_backward=has_backward, may_ask=may_ask)
+            running = None if engine.was_wrapped else self._recording
+            mixed.check(batch, has_backward=has_backward, may_ask=may_ask, running=running)
 
     def _form_of_all(self, capture: Capture, inputs: Mapping[str, Any]) -> int | None:
         """The number of the form that a whole batch asks for; None, with a warning, where it has none.

@@ -116,6 +116,7 @@ class _Asked:
 
     ``known`` are the sizes that vary, where an earlier capture has found them; ``kin`` is what it is to be
     beside. ``records`` takes the model apart as it was for an earlier capture, where that is to be found so.
+    The arguments are of a batch of ``n_rows`` rows where they have fewer themselves.
     """
 
     model: nn.Module
@@ -126,6 +127,7 @@ class _Asked:
     kin: _Kin | None = None
     known: Variation | None = None
     records: NewForms | None = None
+    n_rows: int = 0
 
 
 @faults_told()
@@ -222,7 +224,9 @@ def _captured_at(
     model, args, kwargs = asked.model, asked.args, asked.kwargs
     inputs, tensors = Inputs.of(model, args, kwargs)
     given = inputs.rebuild(model, dims.resize(tensors, cut, skipped=alike_rows(tensors, cut)))
-    found = _captured(dataclasses.replace(asked, args=given[0], kwargs=given[1]), confirm_at, below)
+    n_rows = max((d.example for d in cut if d.name == "batch"), default=0)
+    few = dataclasses.replace(asked, args=given[0], kwargs=given[1], n_rows=n_rows)
+    found = _captured(few, confirm_at, below)
     if not are_free({place for d in cut for place in d.where}, found.ops.dims):
         return None
     found = found.with_example(args, kwargs, tuple(cut))
@@ -315,10 +319,16 @@ def _recorded(
     records = asked.records if kin is None else kin.records
     if records is None:
         session = Session(
-            asked.model, asked.args, asked.kwargs, asked.policy, snapshot, sizes_vary=bool(asked.dynamic)
+            asked.model,
+            asked.args,
+            asked.kwargs,
+            asked.policy,
+            snapshot,
+            sizes_vary=bool(asked.dynamic),
+            n_rows=asked.n_rows,
         )
     else:
-        session = records.session(asked.args, asked.kwargs, snapshot)
+        session = records.session(asked.args, asked.kwargs, snapshot, asked.n_rows)
     if kin is None:
         session.attempt.obstacles = []  # those of what it was taken apart by are met no more
     taken = () if kin is None else kin.records.names_of_calls

@@ -299,7 +299,7 @@ class CaptureForms:
         """What mixes rows in further forms is in the tail: ahead of it they have the calls of the first."""
         for form in (form for forms in self.forms.values() for form in forms[1:]):
             known = self.variations[id(form)]
-            mixing = dataclasses.replace(known.mixing, always="", training="", untold="", unasked="")
+            mixing = dataclasses.replace(known.mixing, always="", training="", untold="", unasked=())
             self.variations[id(form)] = dataclasses.replace(known, mixing=mixing)
 
     def _take_first(self, variation: Variation) -> None:

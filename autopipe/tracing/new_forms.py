@@ -1,10 +1,11 @@
-"""Records further forms of a captured model, for inputs of later calls that no form covers.
+"""Records further forms of a captured model, for inputs of later calls, and asks of more rows than it has.
 
 Which form inputs ask for is left to ``captured``, what makes a recording a form to ``forms_by_size``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -18,8 +19,10 @@ from .forms import CaptureForms, Form
 from .forms_by_size import check_alike, forms_on, why_no_more
 from .inputs.arguments import Inputs
 from .inputs.caches import switched_off
+from .rows.analysis import mixing_of
 from .runs.session import Session
 from .sizes import dims as sizing
+from .sizes.variation import Mixing
 from .state.example_data import all_on, check_untransformed
 from .state.garbage import seldom_searched
 from .state.global_hooks import unseen
@@ -51,10 +54,15 @@ class NewForms:
         """What ops are called, which no input may be."""
         return self.made.taken - {str(name) for made in self.made.kin for name in made.inputs.names}
 
-    def session(self, args: tuple[Any, ...], kwargs: dict[str, Any], snapshot: Snapshot) -> Session:
-        """What records the model as it was recorded, on other arguments; no further leaf is opened."""
-        attempt, made = self._attempt, self.made
-        found = Session(self._model, args, kwargs, attempt.policy, snapshot, sizes_vary=bool(made.dynamic))
+    def session(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], snapshot: Snapshot, n_rows: int = 0
+    ) -> Session:
+        """What records the model as it was recorded, on other arguments; no further leaf is opened.
+
+        These are of a batch of ``n_rows`` rows where they have fewer themselves.
+        """
+        attempt, model, sizes_vary = self._attempt, self._model, bool(self.made.dynamic)
+        found = Session(model, args, kwargs, attempt.policy, snapshot, sizes_vary=sizes_vary, n_rows=n_rows)
         found.attempt = dataclasses.replace(attempt, tried={*attempt.tried}, divided=[], divides=False)
         found.runs.casting = {*self._casting}
         return found
@@ -97,11 +105,45 @@ class NewForms:
     def _recorded(
         self, inputs: Inputs, tensors: dict[str, torch.Tensor], values: Mapping[str, torch.Tensor]
     ) -> dict[bool, Form]:
-        made, model = self.made, self._model
+        made = self.made
+        with self._in_session(inputs, tensors, self._n_rows(values)) as session:
+            forms = forms_on(session, made, tensors)
+            _check_recurring(forms.values())
+            made.variations[id(forms[False])].check(inputs, values)
+            if not all(made.is_answered(form, values) for form in forms.values()):
+                raise CaptureError("fewer rows answer otherwise what the model asks of all")
+            return self._added(forms)
+
+    def asked_of_more(
+        self, training: bool, place: int, inputs: Inputs, values: Mapping[str, torch.Tensor], n_rows: int
+    ) -> Mixing:
+        """How rows depend on one another in the form at a ``place`` among those of a mode, of ``n_rows`` too.
+
+        It is run on rows of the ``values``. Raises :class:`AutopipeError` where these do not ask for it.
+        """
+        check_untransformed(inputs.model)
+        made = self.made
+        each = {flag: [*forms, *made.for_sizes[flag]] for flag, forms in made.forms.items()}
+        form = each[training][place]
+        for tensors in self._ways(values):
+            with self._in_session(inputs, tensors, n_rows) as session:
+                if made.is_answered(form, tensors):
+                    beside = {flag: forms[place] for flag, forms in each.items() if place < len(forms)}
+                    is_of_both = place == 0 or all(other is form for other in beside.values())
+                    asked = beside if is_of_both else {training: form}
+                    return mixing_of(session, asked, tensors, made.variations[id(form)])
+        raise CaptureError("fewer rows answer otherwise what the model asks of all")
+
+    @contextlib.contextmanager
+    def _in_session(
+        self, inputs: Inputs, tensors: Mapping[str, torch.Tensor], n_rows: int
+    ) -> Iterator[Session]:
+        """Within it there is what runs the model as it is now, on fewer rows of a batch of ``n_rows``."""
 
         def is_open(path: str) -> bool:
             return not self._attempt.policy.is_inside_leaf(path)
 
+        model = self._model
         with (
             in_turn(),
             seldom_searched(),
@@ -112,16 +154,17 @@ class NewForms:
             preserved(model, is_open, holds_back=True) as snapshot,
         ):
             args, kwargs = inputs.rebuild(model, tensors)
-            made.session = session = self.session(args, kwargs, snapshot)
+            self.made.session = session = self.session(args, kwargs, snapshot, n_rows)
             try:
-                forms = forms_on(session, made, tensors)
-                _check_recurring(forms.values())
-                made.variations[id(forms[False])].check(inputs, values)
-                if not all(made.is_answered(form, values) for form in forms.values()):
-                    raise CaptureError("fewer rows answer otherwise what the model asks of all")
-                return self._added(forms)
+                yield session
             finally:
                 self._rest()
+
+    def _n_rows(self, values: Mapping[str, torch.Tensor]) -> int:
+        """How many rows a batch has; 0 where its inputs have unlike numbers of them, or it has none."""
+        batch = batch_dim(self.made.variation.dims)
+        sizes = {values[name].shape[axis] for name, axis in batch.where} if batch is not None else ()
+        return next(iter(sizes)) if len(sizes) == 1 else 0
 
     def _added(self, forms: Mapping[bool, Recording]) -> dict[bool, Form]:
         for flag, form in forms.items():
@@ -138,11 +181,9 @@ class NewForms:
         """The inputs with as many rows as the example was recorded with, then as they are."""
         own = {n: t.detach().to(self._device).requires_grad_(t.requires_grad) for n, t in values.items()}
         batch = batch_dim(self.made.variation.dims)
-        if batch is not None and not batch.packed:
-            sizes = {own[name].shape[axis] for name, axis in batch.where}
-            if len(sizes) == 1 and batch.example not in sizes:
-                now = dataclasses.replace(batch, example=sizes.pop())
-                yield sizing.resize(own, {now: batch.example})
+        if batch is not None and not batch.packed and self._n_rows(own) not in (0, batch.example):
+            now = dataclasses.replace(batch, example=self._n_rows(own))
+            yield sizing.resize(own, {now: batch.example})
         yield own
 
 

@@ -174,6 +174,7 @@ def with_more_sizes_free(
                 session.first_policy,
                 snapshot,
                 sizes_vary=session.sizes_vary,
+                n_rows=session.n_rows,
             )
             found = validated_forms(other, made.inputs, made.tensors, made.dynamic, None)
             if len(found.variation.fixed) < len(made.variation.fixed):

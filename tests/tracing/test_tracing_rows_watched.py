@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from autopipe.torch_private import function_modes
 from autopipe.tracing import capture
 from autopipe.tracing.rows import (
+    affordable,
     among_many,
     code_run,
     data_dependent,
@@ -114,7 +115,7 @@ def test_gradients_of_many_rows_are_asked_where_code_that_names_so_many_holds_so
     assert max(seen) == 8
 
 
-def test_more_rows_than_fit_into_memory_are_not_run_and_this_is_said(
+def test_more_rows_than_take_little_memory_are_not_run_and_this_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: list[int] = []
@@ -136,14 +137,15 @@ def test_more_rows_than_fit_into_memory_are_not_run_and_this_is_said(
     assert max(given) <= 32
     assert found.always  # a form is run on so many instead
     assert seen[102]
-    monkeypatch.setattr(row_questions, "_MOST_BYTES_NAMED", 1 << 10)
+    monkeypatch.setattr(affordable, "_LITTLE_BYTES", 1 << 12)
     found, seen = counted(long_alone, monkeypatch, centred)
     assert max(seen) == 8
-    assert " 102 takes over" in found.unasked
-    captured = capture(
-        Net(long_alone, centred), (torch.randn(2, 4),), closed=[f"layers.{i}" for i in range(3)]
-    )
-    assert found.said_untold in captured.notes
+    assert found.unasked == (100,)
+    assert not found.said_untold
+    monkeypatch.setattr(affordable, "_LITTLE_BYTES", 1 << 9)
+    found, seen = counted(long_alone, monkeypatch, centred)
+    assert max(seen) == 3  # of one more than the example is asked whether places matter
+    assert found.unasked == (3, 5, 7)
 
 
 def test_code_that_runs_is_looked_at_within_another_look() -> None:

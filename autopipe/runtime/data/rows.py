@@ -51,6 +51,7 @@ class MixedRows:
         self._drawn: dict[bool, str] = {}
         self._amiss: dict[tuple[int, int, bool], str] = {}
         self._given: str | None = None
+        self._of_more: dict[tuple[bool, int, int], Mixing] = {}
 
     def check_tables(self) -> None:
         """Raise :class:`InputError` where tables by which rows are taken hold something else than before."""
@@ -61,19 +62,27 @@ class MixedRows:
                 "n_microbatches=1, put it back, or capture again as it is now"
             )
 
-    def check(self, batch: Batch, *, has_backward: bool, may_ask: bool) -> None:
+    def check(
+        self,
+        batch: Batch,
+        *,
+        has_backward: bool,
+        may_ask: bool,
+        running: Callable[[], contextlib.AbstractContextManager[None]] | None,
+    ) -> None:
         """Raise :class:`InputError` where microbatches would not be what the batch is; warn once of less.
 
         Less is what is allowed, and what mixes rows in training only, as batch norm does, or in the backward.
         Where layers that stay whole have changed the model is run to ask anew, if it ``may``; else that is
-        said.
+        said. So it is for a batch of more rows than were asked about, ``running`` within what that gives.
         """
         self._n_checked += 1
         self._follow_layers(batch, may_ask=may_ask)
         if self._is_whole:
             self._check_given()
             self._check_taken(batch)
-        name, (always, less) = type(self._model).__name__, self._mixed_in(batch, has_backward=has_backward)
+        others = self._others(batch, running)
+        name, (always, less) = type(self._model).__name__, self._mixed_in(batch, others, has_backward)
         if always and self._mode != "allow":
             raise InputError(
                 f"rows of a batch of {name} depend on one another ({always}{self._why_not_apart()}), so its "
@@ -83,20 +92,22 @@ class MixedRows:
                 "mixed_rows='allow' to take each microbatch for a batch"
             )
         self._tell_mixed(name, always or less)
-        self._tell_nearly(name, batch)
+        self._tell_nearly(name, others)
         self._tell_drawn(name)
         self._is_checked = True
 
-    def _others(self, batch: Batch) -> list[Mixing]:
-        """What mixes rows in the forms of a batch beside the one that most run."""
+    def _others(
+        self, batch: Batch, running: Callable[[], contextlib.AbstractContextManager[None]] | None
+    ) -> list[Mixing]:
+        """What mixes rows in the forms of a batch beside the one that most run, and in as many rows."""
         training = self._model.training
         forms, usual = self._capture.forms[training], self._capture.own[training][0]
-        return [forms[number].variation.mixing for number in sorted({*batch.forms} - {usual})]
+        others = [forms[number].variation.mixing for number in sorted({*batch.forms} - {usual})]
+        return [*others, *self._of_so_many(batch, running)]
 
-    def _mixed_in(self, batch: Batch, *, has_backward: bool) -> tuple[str, str]:
+    def _mixed_in(self, batch: Batch, others: Sequence[Mixing], has_backward: bool) -> tuple[str, str]:
         """In words, what makes rows of a batch depend on one another, and what less does; or nothing."""
         found, tail, training = self._mixing, self._tail, self._model.training
-        others = self._others(batch)
         in_mode, always = _in_mode(found, training), found.always
         if self._is_whole:
             in_mode, always = tail.before if training else "", ""
@@ -135,10 +146,10 @@ class MixedRows:
         elif found.said_untold:
             self._tell(f"{name}: {found.said_untold}")
 
-    def _tell_nearly(self, name: str, batch: Batch) -> None:
+    def _tell_nearly(self, name: str, others: Sequence[Mixing]) -> None:
         """Warn of what makes rows depend on one another no more than solvers that adapt to them do."""
         own = self._tail.nearly if self._is_whole else self._mixing.nearly
-        if nearly := said_nearly(_first(m.nearly for m in self._others(batch)) or own):
+        if nearly := said_nearly(_first(m.nearly for m in others) or own):
             self._tell(f"{name}: {nearly}")
 
     def _tell(self, what: str, about: Sequence[str] = ()) -> None:
@@ -248,6 +259,7 @@ class MixedRows:
             why = "whether rows of a batch depend on one another as before could not be asked"
             _logger.warning("%s: %s; %s: %s", name, shown, why, str(error))
             return
+        self._of_more.clear()
         sums = now.mixing.sums != self._mixing.sums
         is_alone = bool(now.mixing.one_row) and not self._capture.one_row and 1 in batch.rows
         is_cut = self._is_whole and not {*now.tail.ops} <= {*self._tail.ops}
@@ -263,6 +275,53 @@ class MixedRows:
         if is_other:
             self._told.clear()
         whole.accept(changed)
+
+    def _of_so_many(
+        self, batch: Batch, running: Callable[[], contextlib.AbstractContextManager[None]] | None
+    ) -> list[Mixing]:
+        """What mixes so many rows as the batch has, where that was not asked before: asked now, once.
+
+        Of a rank that is fed nothing is asked: the one that feeds it has asked.
+        """
+        n_rows, training = sum(batch.rows), self._model.training
+        is_fed = any(isinstance(v, Tensor) and v.is_meta for v in batch.whole.values())
+        found, usual = [], self._capture.own[training][0]
+        for number in sorted({*batch.forms} or {usual}):
+            of_form = self._capture.forms[training][number].variation.mixing
+            known = self._mixing if number == usual else of_form
+            while n := max((n for n in known.unasked if n <= n_rows), default=0):
+                key = training, number, n
+                if key not in self._of_more and is_fed:
+                    break
+                if key not in self._of_more:
+                    self._of_more[key] = self._asked_of(number, batch, n, running)
+                known = self._of_more[key]
+                found.append(known)
+        return found
+
+    def _asked_of(
+        self,
+        number: int,
+        batch: Batch,
+        n_rows: int,
+        running: Callable[[], contextlib.AbstractContextManager[None]] | None,
+    ) -> Mixing:
+        why = "the stages were wrapped"
+        m = batch.forms.index(number) if batch.forms else batch.n_microbatches
+        is_part = m < batch.n_microbatches
+        values = {n: column[m] for n, column in batch.leaves.items()} if is_part else batch.whole
+        try:
+            if running is not None:
+                with running():
+                    return self._capture.asked_of_more(number, values, n_rows + 1)
+        except AutopipeError as error:
+            why = str(error)
+        self._tell(
+            f"whether {n_rows} rows of a batch of {type(self._model).__name__} or more depend on one another "
+            f"could not be asked ({why}); where they do, microbatches do not give what the batch gives: "
+            "pipe.verify() compares them, capture with an example of so many, or pass n_microbatches=1"
+        )
+        return Mixing()
 
     def _weighs(self, path: str, name: str) -> bool:
         """Whether an attribute of a layer is what a mean over labels counts by."""

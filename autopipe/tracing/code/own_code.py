@@ -66,6 +66,7 @@ class OwnCode:
     ----------
     tables_by_row: tables of whole numbers, by name, of which the code was seen to take a place for each row.
     met: what calls were seen to do for many rows, by all that this goes by but the data; see ``rows``.
+    untold: the numbers of rows that these calls name and could not be told of, likewise.
     alone: the calls in whose gradients a single row is another than one of several, by a form's last call and
         the mode: name and words.
     exact_gradients: in words, what has other gradients where there are exactly so many rows, likewise; or "".
@@ -80,6 +81,7 @@ class OwnCode:
         self.tables_by_row: dict[str, torch.Tensor] = {}
         self.met: dict[Any, list[tuple[int, int, bool]]] = {}
         self.same_by_number: dict[Any, set[int]] = {}
+        self.untold: dict[Any, set[int]] = {}
         self.gave: dict[tuple[Call, bool], tuple[Mapping[str, torch.Tensor], list[Any], list[Any]]] = {}
         self.alike: dict[Call, Any] = {}
         self.alone: dict[tuple[Call, bool], list[tuple[str, str]]] = {}

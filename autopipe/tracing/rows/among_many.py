@@ -122,6 +122,7 @@ class RowsMet:
         self._most: dict[int, int] = {}
         self._lying: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._known: list[tuple[int, int, bool]] = []
+        self._untold = set[int]()
         self._firsts: list[int] = []
         self._met = Met()
 
@@ -160,7 +161,7 @@ class RowsMet:
         return any(self._symbol in getattr(n, "free_symbols", ()) for n in sizes)
 
     def _ask(self, call: Call, value: Any) -> None:
-        self._known = []
+        self._known, self._untold = [], set()
         if id(call) in self._of_sizes:
             self._try(call, functools.partial(self._ask_of_sizes, value=value))
         else:
@@ -191,7 +192,7 @@ class RowsMet:
             holds_back = self._may_hold_back(call)
             twos = self._twos(call, value) if counts.asks else {}
         except Exception:
-            self._met.untold |= self._code.numbers(call, self._ran.may_run)
+            self._tell_untold(self._code.numbers(call, self._ran.may_run))
             raise
         if counts.asks:
             doing = None if holds_back or counts.reads else self._doing(call)
@@ -365,7 +366,7 @@ class RowsMet:
         near |= {n // k for n in named for k in named if n % k == 0}.union(*map(_root_and_square, named))
         each = sum(t.nbytes for t in given) / self._n or 1
         most = min(MOST, max(2 * self._n, _MOST_BYTES_NAMED // each))
-        self._met.untold |= {n for n in named if most < n <= MOST}
+        self._tell_untold({n for n in named if most < n <= MOST})
         return {n for n in near.union(_SMALL) if n <= most}
 
     def _is_same(self, call: Call, two: _Made, made: _Made, n: int) -> bool:
@@ -508,9 +509,11 @@ class RowsMet:
         )
         if kind not in known:
             self._known = known[kind] = []
+            self._untold = self._code.untold[kind] = set()
             return True
         for met in known[kind]:
             self._tell(call, *met)
+        self._tell_untold(self._code.untold[kind])
         return False
 
     def _most_named(self, call: Call) -> int:
@@ -603,6 +606,11 @@ class RowsMet:
         """
         self._known.append((same, other, in_gradients))
         self._tell(call, same, other, in_gradients)
+
+    def _tell_untold(self, numbers: Collection[int]) -> None:
+        """A call, and any like it, is not told of so many rows that its code names."""
+        self._untold.update(numbers)
+        self._met.untold.update(numbers)
 
     def _tell(self, call: Call, same: int, other: int, in_gradients: bool) -> None:
         if other == same == 1:

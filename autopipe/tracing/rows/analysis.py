@@ -32,7 +32,8 @@ from .tail import find_tail
 from .uneven_totals import uneven_totals
 
 __all__ = [
-    "Chosen", "answered_apart", "with_rows", "with_rows_of_the_example", "with_tail_behind", "without_rows",
+    "Chosen", "answered_apart", "mixing_of", "with_rows", "with_rows_of_the_example", "with_tail_behind",
+    "without_rows",
 ]  # fmt: skip
 
 _logger = logging.getLogger("autopipe")
@@ -63,11 +64,12 @@ def with_rows_of_the_example(
     """
     takes = variation.takes_rows
     dims, given = apart(variation.dims, given)
-    given = {name: t if t.layout in _DENSE else t.to_dense() for name, t in given.items()}
+    given = _dense(given)
     loose = dataclasses.replace(variation, dims=dims)
     dim, told = batch_dim(dims), (forms, given, dims, variation.shapes, session.device)
     own = None if dim is None else OwnBackwards(session.code, dim, variation.shapes)
-    found = known.mixing if known else mixing(session.code, *told, session.start, own, takes=takes)
+    ask = functools.partial(mixing, takes=takes, n_rows=session.n_rows)
+    found = known.mixing if known else ask(session.code, *told, session.start, own)
     others, calls = "", None
     if not (known or found.points):
         again, calls = (_in_turn(session, forms, given, loose, training=flag) for flag in (False, True))
@@ -325,13 +327,14 @@ def with_rows(
     loose, dim = dataclasses.replace(variation, dims=dims), batch_dim(dims)
     own = None if dim is None else OwnBackwards(session.code, dim, variation.shapes)
     if not known.always:
-        told, takes = (given, dims, variation.shapes, session.device), variation.takes_rows
+        told = given, dims, variation.shapes, session.device
+        ask = functools.partial(mixing, takes=variation.takes_rows, n_rows=session.n_rows)
         if is_shared:
-            found = mixing(session.code, {False: form, True: form}, *told, session.start, own, takes=takes)
+            found = ask(session.code, {False: form, True: form}, *told, session.start, own)
             mixed = dataclasses.replace(_of_any_mode(found), always=found.always, training=found.training)
         else:
             start = functools.partial(_without_mode, functools.partial(session.start, form.training))
-            found = mixing(session.code, {False: form}, *told, start, takes=takes)
+            found = ask(session.code, {False: form}, *told, start)
             said, in_training = found.always, found.always if form.training and known.training else ""
             mixed = dataclasses.replace(
                 _of_any_mode(found), always="" if in_training else said, training=in_training
@@ -349,6 +352,22 @@ def with_rows(
 def _of_any_mode(found: Mixing) -> Mixing:
     """What a further form does to rows beside mixing them in a mode."""
     return Mixing(beyond=found.beyond, unasked=found.unasked, nearly=found.nearly)
+
+
+def mixing_of(
+    session: Session,
+    forms: Mapping[bool, Recording],
+    given: Mapping[str, torch.Tensor],
+    variation: Variation,
+) -> Mixing:
+    """How rows depend on one another in a form, by training flag where it is one of both modes."""
+    dims, given = apart(variation.dims, given)
+    start, told = session.start, (dims, variation.shapes, session.device)
+    if len(forms) == 1:
+        ((mode, form),) = forms.items()
+        forms, start = {False: form}, functools.partial(_without_mode, functools.partial(start, mode))
+    ask = functools.partial(mixing, takes=variation.takes_rows, n_rows=session.n_rows)
+    return ask(session.code, forms, _dense(given), *told, start)
 
 
 def with_tail_behind(
@@ -426,6 +445,11 @@ def without_rows(form: Recording, tail: Collection[str], variation: Variation) -
         if call.name in tail or call.name in found:
             taken |= {id(c) for c in call.inputs}
     return found
+
+
+def _dense(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors, sparse ones as dense ones."""
+    return {name: t if t.layout in _DENSE else t.to_dense() for name, t in given.items()}
 
 
 def _without_mode(start: Callable[[], None], training: bool) -> None:

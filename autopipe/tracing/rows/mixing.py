@@ -35,6 +35,7 @@ from ..sizes.rerun import replay
 from ..sizes.trials import first_line
 from ..sizes.variation import Mixing
 from ..state.state import seed
+from .affordable import Affordable
 from .alike_layers import AlikeLayers
 from .among_many import RowsMet
 from .backwards import OwnBackwards
@@ -77,6 +78,7 @@ def mixing(
     own: OwnBackwards | None = None,
     *,
     takes: Callable[[int], bool],
+    n_rows: int = 0,
 ) -> Mixing:
     """Run the forms on the tensors ``given``, and on others like them; ``start`` sets the mode.
 
@@ -85,6 +87,7 @@ def mixing(
 
     Where the forms are right for two rows (``takes`` tells for how many), on two alone, as only these tell
     how rows weigh. Where the graph does not run on rows in other places, it is run on pieces of the batch.
+    Of more than two, on ``n_rows`` at the most, or a few more: what is to be asked of further ones is told.
     Nothing is found on the meta device.
     """
     dim = batch_dim(dims)
@@ -96,7 +99,7 @@ def mixing(
         warnings.simplefilter("ignore")
         for training in sorted(forms):
             told = found.given or given, dim, shapes, device, partial(start, training), takes
-            form = _Form(code, forms[training], *told)
+            form = _Form(code, forms[training], *told, n_rows)
             if not training:
                 found.always = _asked_of(form, found, evaluated, may_point=True)
             elif not found.always:
@@ -112,7 +115,9 @@ def mixing(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Form(FormOnRows):
-    """The same, and what runs it."""
+    """The same, what runs it, and how many rows the batch has that it may run on."""
+
+    n_rows: int
 
     @property
     def of(self) -> dict[str, Any]:
@@ -145,13 +150,14 @@ class _Found:
     elsewhere: bool = False
     beyond: list[tuple[int, str]] = dataclasses.field(default_factory=list)
     untold: str = ""
-    unasked: str = ""
+    unasked: set[int] = dataclasses.field(default_factory=set)
     nearly: str = ""
 
     def answered(self, answer: Answer) -> str:
         """In words, what an answer says to mix rows; the rest of it is noted."""
         self.elsewhere = answer.elsewhere
-        self.unasked, self.nearly = self.unasked or answer.unasked, self.nearly or answer.nearly
+        self.nearly = self.nearly or answer.nearly
+        self.unasked.update(answer.unasked)
         self.beyond += [answer.beyond] if answer.beyond else []
         return answer.said
 
@@ -175,7 +181,7 @@ class _Found:
             steps=self.steps,
             made_of_rows=self.made_of_rows,
             untold=self.untold,
-            unasked=self.unasked,
+            unasked=tuple(sorted(self.unasked)),
             nearly=self.nearly,
         )
 
@@ -206,7 +212,8 @@ def _asked_of(form: _Form, found: _Found, evaluated: Evaluated | None, *, may_po
     if seen is None:
         return said or _by_noise(form)
     run = partial(rows_of, *form.told)
-    asked = Asked(**form.of, results=form.results, run=run, seen=seen, is_sure=is_sure)
+    affords = Affordable(max(form.n_rows, form.dim.example), run(alone=is_sure))
+    asked = Asked(**form.of, results=form.results, run=run, seen=seen, affords=affords, is_sure=is_sure)
     said = said or found.answered(first_found(asked))
     if seen.is_noisy and not said:
         said = _by_noise(form)

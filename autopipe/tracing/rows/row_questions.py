@@ -21,6 +21,7 @@ from ..calls.call import Call, Depends, Recording
 from ..calls.describe import call_and_place
 from ..calls.faults import of_models
 from ..calls.functions import tensors
+from .affordable import Affordable
 from .alike_layers import AlikeLayers
 from .among_many import Met, RowsMet
 from .class_weights import by_class_weights
@@ -42,8 +43,8 @@ __all__ = ["Answer", "Asked", "first_found", "first_mixed", "if_told", "mixed_in
 _logger = logging.getLogger("autopipe")
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 _MANY = 4
-_MOST_BYTES, _MOST_BYTES_NAMED = 1 << 26, 1 << 32
-"""What is made of rows that sizes in the graph name, and of those that code of the model does."""
+_MOST_BYTES = 1 << 26
+"""What may be made of rows for so many to be looked for among sizes in the graph."""
 _PAIRS = "ab", "aa", "bb"
 
 
@@ -56,11 +57,13 @@ class Asked(FormOnRows):
     results: (rows, alone, times, changes, around, watch) → what the form gives for them.
     run: (alone, times) → what runs it on the rows ``given``. seen: what it gives for those.
     is_even: whether all that it draws is one number.
+    affords: whether it may be run on so many rows.
     """
 
     results: Callable[..., Results]
     run: Callable[..., Rows]
     seen: Results
+    affords: Affordable
     is_sure: bool
     is_even: bool = False
 
@@ -82,6 +85,11 @@ class Asked(FormOnRows):
         """What is around runs of it that nothing else is around."""
         return EvenNoise(self.device, any_op=True) if self.is_even else contextlib.nullcontext()
 
+    @property
+    def times(self) -> int:
+        """How often each of two rows comes where they are to be many; once where it may run on no more."""
+        return next((n for n in range(_MANY, 1, -1) if self.affords(2 * n)), 1)
+
 
 class Answer(NamedTuple):
     """What is found of a form's rows.
@@ -89,15 +97,16 @@ class Answer(NamedTuple):
     Attributes
     ----------
     said: in words, what mixes them, or nothing. elsewhere: whether the example's values had to be other ones
-        for it. beyond: how many rows nothing mixes, where something does more of them, and what. unasked: in
-        words, what was not asked, as so many rows take too many bytes. nearly: what mixes them by less than
-        is allowed of code that goes by data, though by more than rounding.
+        for it. beyond: how many rows nothing mixes, where something does more of them, and what. unasked: the
+        numbers of rows from which on something is yet to be asked, as the form may not be run on so many.
+        nearly: what mixes them by less than is allowed of code that goes by data, though by more than
+        rounding.
     """
 
     said: str = ""
     elsewhere: bool = False
     beyond: tuple[int, str] | None = None
-    unasked: str = ""
+    unasked: tuple[int, ...] = ()
     nearly: str = ""
 
 
@@ -109,9 +118,7 @@ def first_found(asked: Asked) -> Answer:
     for question, is_elsewhere in _questions(asked, far, unasked, nearly):
         if found := if_told(question):
             return Answer(found, is_elsewhere)
-    return Answer(
-        "", False, min(far.items(), default=None), _said_unasked(asked, unasked), "".join(nearly[:1])
-    )
+    return Answer("", False, min(far.items(), default=None), tuple(sorted(unasked)), "".join(nearly[:1]))
 
 
 def _questions(
@@ -119,7 +126,8 @@ def _questions(
 ) -> Iterator[tuple[Callable[[], str], bool]]:
     """What to ask, each with whether it is of other values than the example's; ``far``: see :class:`Met`.
 
-    Numbers of rows that take too many bytes are ``unasked``; for ``nearly`` see :class:`Answer`.
+    Numbers of rows from which on something is yet to be asked are ``unasked``; for ``nearly`` see
+    :class:`Answer`.
     """
     given, dim, shapes, results, is_sure = asked.given, asked.dim, asked.shapes, asked.results, asked.is_sure
     form, model = asked.form, asked.code.model
@@ -131,14 +139,16 @@ def _questions(
             functools.partial(_of_others, results, given, alone=True, dim=dim, shapes=shapes, times=few),
             False,
         )
-    is_more = is_sure and asked.takes(2 * _MANY)
-    watch = Watch(model, form, 2 * _MANY if is_more else 2 if is_sure else dim.example)
+    many = asked.times if is_sure else _MANY
+    unasked.update(2 * n - 1 for n in range(many + 1, _MANY + 1))
+    is_more = is_sure and many > 1 and asked.takes(2 * many)
+    watch = Watch(model, form, 2 * many if is_more else 2 if is_sure else dim.example)
     asks_of_many = is_more and not asked.seen.is_noisy
-    met = RowsMet(asked, 2 * _MANY, watch.ran) if is_more else None
+    met = RowsMet(asked, 2 * many, watch.ran) if is_more else None
     watch.keep = met.keep if met is not None else None
     in_gradients = _row_gradients(asked)
     if in_gradients is not None:
-        held_back = functools.partial(in_gradients.fault, [_MANY] if is_more else ())
+        held_back = functools.partial(in_gradients.fault, [many] if is_more else ())
         yield functools.partial(_looked_at, watch.ran, held_back), False
     others = of_other_weights(given, dim), told_otherwise(given, dim), unlike(model, form, given, dim, shapes)
     for rows in itertools.chain(*others):
@@ -148,40 +158,40 @@ def _questions(
         yield functools.partial(_of_numbers, results, given, changes=apart), False
     if is_more:
         # what two rows do not come near to, as a largest norm, more of them may pass
-        yield functools.partial(_of_more, results, asked.seen, given, dim, shapes, watch), False
+        yield functools.partial(_of_more, asked, many, watch), False
     if asks_of_many:
         spread = _gathered(asked)
         for n in _of_unlike_rows(asked, watch, spread):
-            if n > 2 * _MANY and n > _most_named(asked, form.calls):
-                unasked.add(n)
+            if not asked.affords(n):
+                unasked.add(n - 1)
                 continue
             yield functools.partial(_among_unlike, asked, n, {}, watch, nearly), True
             if spread:
                 yield functools.partial(_among_unlike, asked, n, spread, watch, nearly), True
-    found = _met(asked, watch, met) if met is not None else Met()
+    found = _met(asked, watch, met, many) if met is not None else Met()
     asked.code.keep_met(form, found.alone, found.gradients.values())
     for words in found.exact.values():
         yield functools.partial(str, words), True
-    for n in _numbers_of_rows(asked, watch, found, far) if asks_of_many else ():
-        if n + 2 > _most_named(asked, form.calls):
-            unasked.add(n + 2)
-            continue
+    for n in _numbers_of_rows(asked, watch, found, far, unasked) if asks_of_many else ():
         yield functools.partial(_among_more, asked.seen, n // 2 + 1, dim, shapes), True
         if in_gradients is not None:
             yield functools.partial(in_gradients.fault, [n // 2 + 1]), True
     for n in sorted(n for n in found.exactly if asks_of_many and asked.takes(n)):
+        if not asked.affords(n):
+            unasked.add(n)
+            continue
         yield functools.partial(_among_exactly, asked.seen, n, dim, shapes), True
     evenly, apart_inside, of_each = _numbers_elsewhere(asked) if is_sure and watch.may_bend else ([], [], [])
     for around in apart_inside:
         yield functools.partial(_of_numbers, results, given, around=around), False
     for around in of_each if watch.reads and not asked.seen.is_noisy else ():
         otherwise = functools.partial(results, given, is_sure, around=around)
-        yield functools.partial(_by_data, otherwise, False, dim, shapes, nearly, FINER), True
+        yield functools.partial(_by_data, otherwise, 1, dim, shapes, nearly, FINER), True
     for around in evenly:
         otherwise = functools.partial(results, given, is_sure, around=around)
-        by_data = functools.partial(_by_data, otherwise, is_more, dim, shapes, nearly)
+        by_data = functools.partial(_by_data, otherwise, many if is_more else 1, dim, shapes, nearly)
         yield by_data if watch.reads else functools.partial(_by_numbers, otherwise, dim, shapes), True
-    read = _read(asked, watch, _MANY if is_more else 1)
+    read = _read(asked, watch, many if is_more else 1)
     if tables := watch.tables_alike() | noughts(model):
         yield functools.partial(_of_tables, asked, tables), True
     for rows in unlike(model, form, given, dim, shapes, reads=True) if read.reads else ():
@@ -191,7 +201,7 @@ def _questions(
     for rows in with_missing(given, dim) if read.skips else ():
         yield functools.partial(_of_missing, functools.partial(results, rows, is_sure), dim, shapes), False
     for on_other_data in _by_other_data(asked, read):
-        yield functools.partial(_by_data, on_other_data, is_more, dim, shapes, nearly), True
+        yield functools.partial(_by_data, on_other_data, many if is_more else 1, dim, shapes, nearly), True
     places = _places(asked, form.calls)
     for scale in scales(Reading(deciding(form, places)), places):
         yield (
@@ -220,9 +230,14 @@ def _row_gradients(asked: Asked) -> RowGradients | None:
     return RowGradients(asked.code.model, run, made, asked.seen.known_shares, asked.dim, asked.shapes)
 
 
-def _numbers_of_rows(asked: Asked, watch: Watch, met: Met, far: dict[int, str]) -> list[int]:
-    """How many rows to run a form on, more than many, from small to large, as something may go by so many."""
-    form, dim, shapes, least = asked.form, asked.dim, asked.shapes, 2 * _MANY
+def _numbers_of_rows(
+    asked: Asked, watch: Watch, met: Met, far: dict[int, str], unasked: set[int]
+) -> list[int]:
+    """How many rows to run a form on, more than many, from small to large, as something may go by so many.
+
+    Those on which it may not be run are ``unasked``.
+    """
+    form, dim, shapes, least = asked.form, asked.dim, asked.shapes, 2 * asked.times
     most = max(MOST, _most_rows(asked, form.calls, _MOST_BYTES))
     far.update({n: words for n, words in met.far.items() if asked.takes(n + 2)})
     cuts = rows_to_try(watch.noted.beyond if watch.noted else (), least, most)
@@ -230,6 +245,8 @@ def _numbers_of_rows(asked: Asked, watch: Watch, met: Met, far: dict[int, str]) 
     untold = {n for n in met.untold if least < n <= MOST}
     found = beside_places(form, least, most).union(counted, cuts, met.near, untold)
     found = {n for n in found if asked.takes(n + 2)}
+    unasked |= {n for n in found if not asked.affords(n)}
+    found -= unasked
     for n in sorted(n for n in found if MOST < n < min(far, default=n + 1)):
         if words := if_told(_among_more, asked.seen, n // 2 + 1, dim, shapes):
             far[n] = words
@@ -250,29 +267,15 @@ def _most_rows(asked: Asked, calls: Iterable[Call], n_bytes: int) -> int:
     return n_bytes * max(asked.dim.example, 1) // max(made, 1)
 
 
-def _most_named(asked: Asked, calls: Iterable[Call]) -> int:
-    """How many rows that code names the calls may be run on: at least as many as the example has."""
-    return max(asked.dim.example, 2 * _MANY, _most_rows(asked, calls, _MOST_BYTES_NAMED))
-
-
-def _said_unasked(asked: Asked, unasked: set[int]) -> str:
-    if not unasked:
-        return ""
-    most, gib = _most_named(asked, asked.form.calls), _MOST_BYTES_NAMED / (1 << 30)
-    return (
-        f"what the model makes of {min(unasked)} takes over {gib:g} GiB, so that {most} is the most asked of"
-    )
-
-
-def _met(asked: Asked, watch: Watch, in_turn: RowsMet) -> Met:
+def _met(asked: Asked, watch: Watch, in_turn: RowsMet, times: int) -> Met:
     """What :class:`RowsMet` finds in the run that was watched, or in one of its own where none was kept.
 
     Nothing where the form does not run so.
     """
-    rows = "ab" * _MANY
+    rows = "ab" * times
     try:
         if watch.noted is None:
-            return in_turn.found(asked.run(alone=True, times=_MANY), rows)
+            return in_turn.found(asked.run(alone=True, times=times), rows)
         asked.begin()
         return in_turn.kept(rows)
     except of_models() as error:
@@ -294,7 +297,8 @@ def _of_unlike_rows(asked: Asked, watch: Watch, spread: Mapping[int, int] | None
     if spread is None and not _gathers(asked, watch):
         return []
     wide = width(asked.form)
-    numbers = [2 * _MANY, *([wide + 2 + wide % 2] if 2 * _MANY < wide + 2 <= MOST else [])]
+    many = 2 * asked.times
+    numbers = [many, *([wide + 2 + wide % 2] if many < wide + 2 <= MOST else [])]
     return [n for n in numbers if asked.takes(n) and asked.takes(n // 2)]
 
 
@@ -401,23 +405,17 @@ def of_other_signs(
     return next(filter(None, (if_told(_of_others, results, r, alone, dim, shapes) for r in one_each)), "")
 
 
-def _of_more(
-    results: Callable[..., Results],
-    few: Results,
-    given: Mapping[str, Tensor],
-    dim: Dim,
-    shapes: _Shapes,
-    watch: Watch,
-) -> str:
-    """What mixes rows that come often, or gives others than for a ``few``; ``watch`` looks at a run."""
-    many = results(given, True, times=_MANY, watch=watch)
+def _of_more(asked: Asked, times: int, watch: Watch) -> str:
+    """What mixes rows that come so many ``times``, or gives others than for two; ``watch`` looks at a run."""
+    results, few, given, dim, shapes = asked.results, asked.seen, asked.given, asked.dim, asked.shapes
+    many = results(given, True, times=times, watch=watch)
 
     def ask(alike: AlikeLayers | None = None) -> str:
-        asked = many if alike is None else results(given, True, times=_MANY, alike=alike)
-        return mixed_in(asked, dim, shapes)
+        made = many if alike is None else results(given, True, times=times, alike=alike)
+        return mixed_in(made, dim, shapes)
 
     mixed = ask() if few.is_noisy else _of_alike_layers(ask, watch)
-    return mixed or few.among(many.of("ab"), "ab" * _MANY, dim, shapes, ROUNDED)
+    return mixed or few.among(many.of("ab"), "ab" * times, dim, shapes, ROUNDED)
 
 
 def _of_alike_layers(ask: Callable[..., str], watch: Watch) -> str:
@@ -457,7 +455,7 @@ def _of_alike(
 
 def _by_data(
     results: Callable[..., Results],
-    is_more: bool,
+    times: int,
     dim: Dim,
     shapes: _Shapes,
     nearly: list[str],
@@ -466,10 +464,10 @@ def _by_data(
     """What mixes rows, or goes by how many they are, on data that code is to go by otherwise.
 
     By much: a solver that adapts its steps to a batch may differ within its tolerance; what does by less is
-    put down as ``nearly``, unless something is. With ``is_more`` rows come often as well.
+    put down as ``nearly``, unless something is. Rows come so many ``times`` as well.
     """
     once = results()
-    every = (once, results(times=_MANY)) if is_more else (once,)
+    every = (once, results(times=times)) if times > 1 else (once,)
     if not all(each.is_finite(*_PAIRS) for each in every):
         return ""
 
@@ -479,7 +477,7 @@ def _by_data(
                 where = first_mixed(each.form, each.run, dim, shapes, level)
                 if where or level is of_more or each.fault(dim, shapes, of_more):  # a number alone is rounded
                     return "; ".join(filter(None, (where, fault if each.is_number or not where else "")))
-        return once.among(every[-1].of("ab"), "ab" * _MANY, dim, shapes, of_more) if is_more else ""
+        return once.among(every[-1].of("ab"), "ab" * times, dim, shapes, of_more) if times > 1 else ""
 
     said = found(level, level)
     if not (said or nearly) and (by_less := found(EQUAL, ROUNDED)):

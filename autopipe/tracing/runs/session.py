@@ -57,7 +57,8 @@ class Session:
     """The runs that one capture takes. The model is left to ``snapshot`` to put back.
 
     Sizes of the inputs are followed where they may vary; else they are numbers like others. Where the model
-    ``refused`` to train on the example, its training form is its evaluation form.
+    ``refused`` to train on the example, its training form is its evaluation form. The example is of a batch
+    of ``n_rows`` rows where it has fewer itself.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Session:
         snapshot: Snapshot,
         *,
         sizes_vary: bool = True,
+        n_rows: int = 0,
     ) -> None:
         self.model, self.args, self.kwargs, self.sizes_vary = model, args, kwargs, sizes_vary
+        self.n_rows = n_rows
         self.runs = Runs(model, args, kwargs, snapshot, sizes_vary=sizes_vary)
         self.device, self.start, self.kind = self.runs.device, self.runs.start, self.runs.kind
         self.code = OwnCode(model)

@@ -52,10 +52,10 @@ class Mixing:
     leaves for the next call, which goes by it. ``one_row`` says what drops the axis of rows where there is
     one, or fails there: microbatches then have two or more. ``beyond``: how many rows nothing mixes, where
     something mixes more of them, and what. ``untold`` says why it could not be told whether rows depend on
-    one another, ``unasked`` of how many it was not asked, and why. ``nearly`` is what mixes rows by less than
-    is allowed of code that goes by data, as of solvers, though by more than rounding. ``shared_draws``: names
-    of the ops, of code that stays whole, which draw numbers that are of no row. ``evaluation`` has as much of
-    that.
+    one another; ``unasked`` are the numbers of rows from which on that is yet to be asked, as the form was to
+    run on no more. ``nearly`` is what mixes rows by less than is allowed of code that goes by data, as of
+    solvers, though by more than rounding. ``shared_draws``: names of the ops, of code that stays whole, which
+    draw numbers that are of no row. ``evaluation`` has as much of that.
     """
 
     always: str = ""
@@ -76,20 +76,14 @@ class Mixing:
     one_row: str = ""
     beyond: tuple[int, str] | None = None
     untold: str = ""
-    unasked: str = dataclasses.field(default="", compare=False)
+    unasked: tuple[int, ...] = dataclasses.field(default=(), compare=False)
     nearly: str = dataclasses.field(default="", compare=False)
     shared_draws: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     evaluation: InEvaluation = dataclasses.field(default_factory=InEvaluation, compare=False)
 
     @property
     def said_untold(self) -> str:
-        """What ``untold`` or ``unasked`` means for a step, in words; empty where rows were told apart."""
-        if self.unasked and not self.untold:
-            return (
-                "whether the rows of a batch depend on one another was not asked of as many rows as it takes "
-                f"to tell ({self.unasked}): pipe.verify() compares a batch with its microbatches, and an "
-                "example of shorter rows lets more of them be asked"
-            )
+        """What ``untold`` means for a step, in words; empty where rows were told apart."""
         if not self.untold:
             return ""
         return (
