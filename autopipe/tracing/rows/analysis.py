@@ -98,7 +98,8 @@ def with_rows_of_the_example(
     if tail.ops and not found.always and (counted or uneven):
         found = dataclasses.replace(found, always=_COUNTED_APART if counted else next(iter(uneven.values())))
     is_refused |= bool(found.always and not tail.ops)
-    if own is not None and not is_refused and (known is None or found.gathered):
+    is_asked = known is not None and not (known.mixing.always and not known.tail.ops)  # else it was refused
+    if own is not None and not is_refused and (not is_asked or found.gathered):
         mixed = _in_backward(session, forms[True], given, loose, own, tail)
         if mixed and (longer := tail_from(mixed)).ops:
             tail, found = longer, dataclasses.replace(found, gathered=True)

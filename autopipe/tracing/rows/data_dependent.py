@@ -89,7 +89,8 @@ _LOOKING = frozenset({__file__, unseen_reads.__file__})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading:
-    """What a form goes by: ``given`` are ids of calls whose values code that stays whole takes, reading some.
+    """What a form goes by: ``given`` are ids of calls whose values code that stays whole takes, reading some,
+    or making something of all rows that may have a limit.
 
     ``reads`` says whether it reads any, ``ranks`` whether anything counts or orders what tensors hold,
     ``skips`` whether it leaves out what is no number; ``truths`` are the places where such code asks whether
@@ -154,10 +155,10 @@ class Watch:
         found: set[int] = set()
 
         def shown(call: Call, value: Any) -> None:
-            if noted.has_read and id(call) in self._given:
-                self.reads = True
+            if (noted.has_read or noted.has_gathered) and id(call) in self._given:
+                self.reads |= noted.has_read
                 found.update(map(id, self._given[id(call)]))
-            noted.has_read = False
+            noted.has_read = noted.has_gathered = False
             alike.see(call, noted.done)
             for shown_to in filter(None, (self.keep, look)):
                 shown_to(call, value)
@@ -374,7 +375,8 @@ class _Noted(Numbers):
         self._held, self._n_rows, self._ran = held or {}, n_rows, ran or CodeRun()
         self.tables: dict[str, Tensor] = {}
         self.by_number: dict[str, Tensor] = {}
-        self.has_read = self.ranks = self.skips = self.gathers = self.totals = False
+        self.has_read = self.has_gathered = False
+        self.ranks = self.skips = self.gathers = self.totals = False
         self.beyond: set[tuple[int, int]] = set()
         self.truths: dict[_Place, int] = {}
         self.done: list[Any] | None = []
@@ -420,6 +422,7 @@ class _Noted(Numbers):
         is_count = len(gathered) < len(made) or _is_whole_number(result)
         has_read |= is_count and any(map(_is_counted, tensors((args, kwargs))))
         self.has_read = self.has_read or has_read
+        self.has_gathered = self.has_gathered or bool(gathered)
         if gathered:
             is_total = all(map(is_number, gathered))
             self.gathers, self.totals = self.gathers or not is_total, self.totals or is_total

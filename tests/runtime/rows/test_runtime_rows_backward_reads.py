@@ -179,3 +179,50 @@ def test_backwards_that_go_by_what_their_forward_tells_them_of_all_rows_are_foun
     pipe = autopipe.split(model, 2, (torch.randint(0, 9, (8, 5)),), costs="estimated", n_microbatches=4)
     found = pipe.graph.variation.mixing
     assert bool(pipe.graph.ops.tail or found.always) == is_of_all, found
+
+
+def packed(layer, x):
+    """Numbers kept for the backward are rounded by the largest of all, or of a row."""
+
+    def pack(kept):
+        step = kept.detach().abs().amax(layer.axes, keepdim=True).clamp(min=1e-9) / 127
+        return (kept.detach() / step).round(), step
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept[0] * kept[1]):
+        return layer.linear(x).tanh()
+
+
+class Packed(nn.Module):
+    """A layer that is recorded as one, and opened where that mixes rows."""
+
+    def __init__(self, axes):
+        super().__init__()
+        self.linear, self.axes = nn.Linear(8, 8), axes
+
+    def forward(self, x):
+        return packed(self, x)
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (-1,)])
+def test_backwards_are_asked_where_a_layer_is_opened_as_it_mixes_rows(axes, caplog):
+    """Late enough is the loss alone, which does not hold what was kept ahead of it."""
+
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.packed, self.wide = nn.Linear(8, 8), Packed(axes), nn.Linear(8, 64)
+            self.last = nn.Linear(64, 3)
+
+        def forward(self, x, target):
+            return F.cross_entropy(self.last(self.wide(self.packed(self.first(x))).relu()), target)
+
+    torch.manual_seed(0)
+    model = Late().double()
+    plain, x, target = copy.deepcopy(model), torch.randn(8, 8).double(), torch.arange(8) % 3
+    pipe = autopipe.split(model, 2, (x, target), costs="estimated", n_microbatches=4)
+    pipe.runtime().step(x, target)
+    plain(x, target).backward()
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    is_equal = all(torch.allclose(a.grad, b.grad, rtol=1e-9, atol=1e-12) for a, b in pairs)
+    assert is_equal is ("depend on one another (the backward of packed" not in caplog.text)
+    assert is_equal is (axes == (-1,))

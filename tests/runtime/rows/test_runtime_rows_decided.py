@@ -390,3 +390,37 @@ def test_limits_in_hooks_on_torchs_own_layers_are_seen(does, is_mixed, is_ahead)
         model[1].register_forward_hook(lambda module, given, made: does(made))
     found = captured_mixing(model, torch.rand(6, 4))
     assert bool(found.always or found.nearly) is is_mixed, found
+
+
+def less_the_largest_from_a_level_on(x):
+    return x - x.amax(0).clamp(min=8)
+
+
+def cut_off_at_a_quantile(x):
+    return x.clamp(max=torch.quantile(x.detach(), 0.9).clamp(min=6))
+
+
+def rounded_by_the_largest(x):
+    step = x.detach().abs().max().clamp(min=8) / 127
+    return x + ((x / step).round() * step - x).detach()
+
+
+def rounded_by_the_largest_of_a_row(x):
+    step = x.detach().abs().amax(-1, keepdim=True).clamp(min=8) / 127
+    return x + ((x / step).round() * step - x).detach()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        less_the_largest_from_a_level_on,
+        cut_off_at_a_quantile,
+        rounded_by_the_largest,
+        rounded_by_the_largest_of_a_row,
+    ],
+)
+def test_what_a_layer_makes_of_all_rows_from_a_level_on_is_seen(code):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), Leaf(code), nn.Linear(4, 2))
+    found = captured_mixing(model, torch.rand(6, 4))
+    assert bool(found.always or found.nearly) is (code is not rounded_by_the_largest_of_a_row), found
