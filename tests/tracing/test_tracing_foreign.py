@@ -3,12 +3,14 @@
 import functools
 import types
 import weakref
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+import autopipe
 from autopipe.errors import CaptureError
 from autopipe.tracing import capture
 
@@ -211,3 +213,55 @@ def test_a_layer_whose_weight_others_make_out_of_sight_is_opened() -> None:
     found = capture(model, (torch.randn(4, 4), torch.randn(4)))
     x, h = torch.randn(3, 4), torch.randn(4)
     torch.testing.assert_close(found(x, h), model(x, h))
+
+
+class Pair:
+    """Two tensors, in slots."""
+
+    __slots__ = ("one", "other")
+
+    def __init__(self, one: Tensor, other: Tensor) -> None:
+        self.one, self.other = one, other
+
+
+class PairOfWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = (nn.Parameter(torch.randn(WIDTH, WIDTH) / 2) for _ in range(2))
+
+
+class OnPairs(nn.Module):
+    """A layer on pairs that gives one in the place of the module in which it has its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = PairOfWeights()
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        return Pair(found.one, found.other) if isinstance(found, PairOfWeights) else found
+
+    def forward(self, x: Pair) -> Pair:
+        one, other = linear(x.one, self.weight.one), linear(x.other, self.weight.other)
+        return Pair(torch.tanh(one - other), torch.tanh(one + other))
+
+
+class ToPair(nn.Module):
+    def forward(self, x: Tensor) -> Pair:
+        return Pair(x, 2 * x)
+
+
+class FromPair(nn.Module):
+    def forward(self, x: Pair) -> Tensor:
+        return x.one + x.other
+
+
+def test_layers_that_hand_on_what_hides_tensors_are_opened() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(ToPair(), *[OnPairs() for _ in range(3)], FromPair())
+    pipe = autopipe.split(model, 2, (torch.randn(4, WIDTH),), costs="estimated", n_microbatches=2)
+    assert pipe.verify().gradients == 6
+    x = torch.randn(5, WIDTH)
+    torch.testing.assert_close(pipe(x), model(x))
+    loss = pipe.runtime(lambda out, _: out.square().mean()).step(x).loss
+    torch.testing.assert_close(loss, model(x).square().mean().detach(), rtol=1e-5, atol=1e-6)

@@ -118,10 +118,10 @@ def lookup(model: nn.Module, target: str, constants: Mapping[str, Any], device: 
 
 
 def registered(module: nn.Module, path: str) -> Any:
-    """What lies at a dotted path, also where a class has something else under a name there."""
+    """What lies at a dotted path, also where a class has, or gives, something else under a name there."""
     value: Any = module
     for name in path.split(".") if path else ():
-        value = _registered(value, name) if hasattr(type(value), name) else getattr(value, name)
+        value = _registered(value, name) if isinstance(value, nn.Module) else getattr(value, name)
     return value
 
 
