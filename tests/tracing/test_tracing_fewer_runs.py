@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from autopipe.tracing import capture
 from autopipe.tracing.referee import referee
-from autopipe.tracing.rows import among_many
+from autopipe.tracing.rows import among_many, analysis
 from autopipe.tracing.runs import runs
 from autopipe.tracing.runs.repeats import Repeats
 
@@ -314,3 +314,34 @@ def test_layers_that_run_without_data_are_not_run_to_see_of_what_sizes_they_give
     assert bool(ran) is runs_on_others
     for given in (x, -x, torch.randn(3, 4)):
         torch.testing.assert_close(found(given), model(given))
+
+
+class Drawing(nn.Module):
+    """Draws in training, as in evaluation if it ``always`` does."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.linear, self.always = nn.Linear(4, 4), always
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.linear(x)
+        return made * torch.rand(()) if self.training or self.always else made
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_what_all_rows_share_of_draws_is_asked_in_modes_that_draw(
+    always: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    shared_draws = analysis.shared_draws
+
+    def noting(*told: Any) -> Any:
+        asked.append(told)
+        return shared_draws(*told)
+
+    monkeypatch.setattr(analysis, "shared_draws", noting)
+    model = nn.Sequential(Drawing(always), nn.Linear(4, 4))
+    found = capture(model, (torch.randn(4, 4),), closed=["0"]).variation.mixing
+    assert found.shared_draws
+    assert bool(found.evaluation.shared_draws) is always
+    assert len(asked) == 1 + always

@@ -162,7 +162,12 @@ def _shared_draws(
     *,
     training: bool,
 ) -> tuple[str, ...]:
-    """See :func:`shared_draws`; nothing where the form does not run on two rows and on three."""
+    """See :func:`shared_draws`; nothing where the form does not run on two rows and on three.
+
+    Nor where it was seen to draw nothing for two.
+    """
+    if (form.calls[-1], training) in session.code.gave:
+        return ()
     run = _on_two(session, form, given, variation, dims, training)
     if run is None or not variation.takes_rows(3):
         return ()
