@@ -135,4 +135,5 @@ def buffers(model: nn.Module, **named: Tensor) -> None:
 
 
 for _room in ROOMS:
-    importlib.import_module(f".{_room}", __package__)
+    # code that asks for all that its file has would come to every trap by it
+    del importlib.import_module(f".{_room}", __package__).trap
