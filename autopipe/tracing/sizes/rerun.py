@@ -22,6 +22,7 @@ from ..calls.perform import ask, run_call, way_to
 from ..calls.places import Places
 from ..calls.sharing import Sharing, outline
 from ..code.leaves import asking
+from ..state.example_data import without_graphs
 from ..values.branches import program
 
 __all__ = ["Observation", "buffers_written", "replay", "with_guards"]
@@ -133,13 +134,14 @@ def replay(
     """Run the recording on the model's own modules; values are dropped after their last use.
 
     ``look`` is shown each call with its value; what it gives, if anything, takes the value's place. One that
-    takes derivatives runs with gradients enabled, others as the caller has it. Shapes and numbers go ``into``
+    takes derivatives runs with gradients enabled, others as the caller has it; results have none where the
+    caller has none, which would keep all that was computed on the way. Shapes and numbers go ``into``
     those that are given, or new ones, as they are seen; they are left out if not to be in the ``notes``.
     """
-    noted = into or ({}, {})
+    noted, has_gradients = into or ({}, {}), torch.is_grad_enabled()
     with asking(), torch.enable_grad() if recording.takes_grad_mode else contextlib.nullcontext():
         result = _replay(model, recording, given, device, sharing, look, noted if notes else None)
-    return Observation(*noted, result)
+    return Observation(*noted, result if has_gradients else tuple(without_graphs(result)))
 
 
 def _replay(

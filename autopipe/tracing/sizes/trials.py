@@ -25,7 +25,7 @@ from ..calls.sharing import Sharing
 from ..code.attributes import names_of_open
 from ..inputs.arguments import Inputs
 from ..inputs.structure import Spec, flatten
-from ..state.example_data import are_close, close_to, projected
+from ..state.example_data import are_close, close_to, projected, without_graphs
 from ..state.global_names import is_foreign
 from ..state.redraw import redrawn
 from ..state.state import seed
@@ -270,7 +270,8 @@ class Explorer:
         except Exception:
             self.elsewhere.append(Elsewhere(sizes, form, numbers, shapes))
             raise
-        return dataclasses.replace(seen, left=self._left()) if self.written else seen
+        result = seen.result if has_gradients else tuple(without_graphs(seen.result))
+        return dataclasses.replace(seen, result=result, left=self._left())
 
     def _left(self) -> tuple[torch.Tensor, ...]:
         """A copy of every buffer that a form writes, as the run that has just been made left it."""
@@ -383,7 +384,7 @@ class Explorer:
             shared = Sharing(self.kind).among(self.model, form.calls if is_shared else ())
             with torch.set_grad_enabled(self.takes_grad_mode or has_gradients), shared:
                 leaves, spec = flatten(self.call(self.resized(sizes)))
-                return leaves, spec, self._left()
+                return leaves if has_gradients else without_graphs(leaves), spec, self._left()
         finally:
             flags.write()
 

@@ -33,9 +33,15 @@ __all__ = [
     "other_data",
     "projected",
     "united",
+    "without_graphs",
 ]
 
 _RELATIVE = 1e-4
+
+
+def without_graphs(values: Iterable[Any]) -> list[Any]:
+    """The values, of which no tensor keeps what it was computed by for a backward."""
+    return [v.detach() if isinstance(v, torch.Tensor) and v.grad_fn is not None else v for v in values]
 
 
 def projected(outputs: Sequence[Any], wanted: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
