@@ -152,6 +152,7 @@ class _Found:
     untold: str = ""
     unasked: set[int] = dataclasses.field(default_factory=set)
     nearly: str = ""
+    affords: Affordable | None = None
 
     def answered(self, answer: Answer) -> str:
         """In words, what an answer says to mix rows; the rest of it is noted."""
@@ -212,8 +213,9 @@ def _asked_of(form: _Form, found: _Found, evaluated: Evaluated | None, *, may_po
     if seen is None:
         return said or _by_noise(form)
     run = partial(rows_of, *form.told)
-    affords = Affordable(max(form.n_rows, form.dim.example), run(alone=is_sure))
-    asked = Asked(**form.of, results=form.results, run=run, seen=seen, affords=affords, is_sure=is_sure)
+    # rows of the other mode make about as much
+    found.affords = found.affords or Affordable(max(form.n_rows, form.dim.example), run(alone=is_sure))
+    asked = Asked(**form.of, results=form.results, run=run, seen=seen, affords=found.affords, is_sure=is_sure)
     said = said or found.answered(first_found(asked))
     if seen.is_noisy and not said:
         said = _by_noise(form)

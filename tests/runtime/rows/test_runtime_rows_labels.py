@@ -177,7 +177,7 @@ def test_a_mean_over_labels_is_asked_of_few_runs(monkeypatch, n_rows):
     runs = []
     monkeypatch.setattr(rows, "replay", lambda *given, **how: runs.append(0) or replay(*given, **how))
     captured_mixing(Tokens(), torch.randint(8, (n_rows, 5)), labels([5, 2, 4, 1, 3, 5][:n_rows]))
-    assert len(runs) <= 10
+    assert len(runs) <= 11  # one of them for how much two rows make
 
 
 class Angles(nn.Module):
