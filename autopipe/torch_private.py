@@ -27,7 +27,8 @@ import torch.autograd.function
 import torch.fx.graph
 import torch.utils.checkpoint
 from torch import Tensor, overrides
-from torch.autograd.graph import GradientEdge, Node, _engine_run_backward, get_gradient_edge
+from torch._C._autograd import _get_sequence_nr as _next_number
+from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 from torch.autograd.graph import log as _backward_log
 from torch.autograd.variable import Variable
 from torch.utils import _pytree as pytree
@@ -162,10 +163,8 @@ def sequence_number(node: Node) -> int:
 
 
 def newest() -> int:
-    """A number that nodes of graphs have which this thread makes from now on, or a larger one."""
-    with torch.enable_grad():
-        node = get_gradient_edge(torch.zeros((), device="cpu").requires_grad_().clone()).node
-    return sequence_number(node)
+    """The number of the node of a graph that this thread makes next; later ones have larger numbers."""
+    return int(_next_number())
 
 
 class _Held:

@@ -558,8 +558,11 @@ def test_nodes_are_numbered_as_they_are_made_and_leaves_last() -> None:
             return gradient * 2
 
     leaf = torch.ones(2, requires_grad=True)
+    began = private.newest()
     first = leaf.exp()
     second = Twice.apply(first)
+    ended = private.newest()
+    assert began <= private.sequence_number(first.grad_fn) < private.sequence_number(second.grad_fn) < ended
     numbers = [private.sequence_number(t.grad_fn) for t in (first, second, second.sum())]
     assert numbers == sorted({*numbers})
     assert private.sequence_number(first.grad_fn.next_functions[0][0]) > numbers[-1]

@@ -115,7 +115,7 @@ class Foreign:
         else:
             number = sequence_number(node)
             is_of_others = self.began <= number < self.since
-            is_of_others = is_of_others and not any(a <= number <= b for a, b in self.runs[self.leaf])
+            is_of_others = is_of_others and not any(a <= number < b for a, b in self.runs[self.leaf])
         return is_of_others and id(tensor) not in self.handed[self.leaf]
 
 
