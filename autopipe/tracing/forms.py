@@ -486,7 +486,7 @@ class CaptureForms:
             is_asked_for,
         )
         self.explorers.append(explorer)
-        explorer.is_of_a_kind = inputs is not self.inputs
+        explorer.is_of_a_kind, explorer.n_rows = inputs is not self.inputs, session.n_rows
         is_first = any(f is forms[0] for f in self.firsts)
         explorer.by_mode = len(forms) > 1 or not (is_first or self.is_shared)
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,9 @@ from .trials import Elsewhere, Explorer, Trial, first, first_line
 from .variation import Check, Fixed, Variation
 
 __all__ = ["confirm", "explore", "is_narrowed", "taken_against_checks", "taken_beside"]
+
+_LITTLE_BYTES = 1 << 24
+"""What the calls of a form may make where all dims have other sizes, whatever the batch takes."""
 
 
 @asking()
@@ -272,7 +276,7 @@ def _together(
     """
     while trials:
         own = {d: t.sizes[d] for d, t in trials.items()}
-        others = {d: _next(_tried(explorer, d), n) for d, n in own.items()}
+        others = _within_means(explorer, own, {d: _next(_tried(explorer, d), n) for d, n in own.items()})
         for sizes in (others, own):
             joint = first(explorer.run, [sizes])
             reason = explorer.differs(joint, is_shared=not is_new) if isinstance(joint, Trial) else joint
@@ -295,6 +299,27 @@ def _tried(explorer: Explorer, dim: Dim) -> list[int]:
     """The other sizes of a dim to try, in turn; for a form of sizes of a kind, some that are most alike."""
     near = (dim.example + 1, dim.example - 1) if explorer.is_of_a_kind else ()
     return list(dict.fromkeys((*sizing.trial_sizes(dim), *(n for n in near if n > 1))))
+
+
+def _within_means(explorer: Explorer, own: Mapping[Dim, int], others: Mapping[Dim, int]) -> dict[Dim, int]:
+    """Other sizes than their ``own`` for all dims, of which some are small where ``others`` take too much.
+
+    That is more than the batch takes that the example is of, and not little.
+    """
+    n_bytes = sum(t.nbytes for call in explorer.forms[-1].calls for t in tensors(call.value) if t.is_meta)
+    rows = [explorer.n_rows / d.example for d in own if d.name == "batch"]
+    most, found = max(1.0, *rows, _LITTLE_BYTES / max(n_bytes, 1)), dict(others)
+    for dim in sorted(others, key=lambda d: d.name == "batch"):
+        if _times_larger(found) <= most:
+            break
+        found[dim] = min([found[dim], *(n for n in _tried(explorer, dim) if n != own[dim])])
+    return found
+
+
+def _times_larger(sizes: Mapping[Dim, int]) -> float:
+    """How often as many numbers as in the example there are in the input of which there are then the most."""
+    places = [(name, size / d.example) for d, size in sizes.items() for name, _ in d.where]
+    return max(math.prod(times for n, times in places if n == name) for name, _ in places)
 
 
 def _next(sizes: Sequence[int], size: int) -> int:

@@ -72,7 +72,8 @@ class Explorer:
     back as it was given, in training mode or not: a run at one size may leave attributes that do not fit
     another; ``kind`` tells what a leaf is; ``is_asked_for`` whether inputs are of the kind that the forms are
     for, where there are several. ``by_mode`` says that a form in training is for training alone,
-    ``is_of_a_kind`` that others are for sizes of other kinds.
+    ``is_of_a_kind`` that others are for sizes of other kinds. The example is of a batch of ``n_rows``, where
+    that is known.
     ``functions`` are those of the model's code whose questions about sizes come out differently, so that it
     would be of use to keep them whole. ``elsewhere`` holds what forms showed of sizes that they are not right
     for, as far as they ran. ``spared`` holds, by id of a guard, the sizes at which it came out
@@ -103,6 +104,7 @@ class Explorer:
         self.elsewhere: list[Elsewhere] = []
         self.by_mode = len(forms) > 1
         self.is_of_a_kind = False
+        self.n_rows = 0
         self.drawn_out: set[Dim] = set()
         self.counted: set[Dim] = set()
         self.last_answer: tuple[Any, _Answer | Exception] | None = None
