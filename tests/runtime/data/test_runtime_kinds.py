@@ -9,6 +9,7 @@ import pytest
 import torch
 from kind_models import KINDS, check_calls, close, given, loss_of, model_and_twin
 from processes import run_ranks
+from splitting import split_by_layers
 from torch import nn
 
 import autopipe
@@ -19,7 +20,7 @@ from autopipe.errors import InputError
 def test_call_of_another_kind(name):
     example, calls = KINDS[name]
     model, twin = model_and_twin()
-    pipe = autopipe.split(model, 2, kwargs=example, n_microbatches=3, costs="estimated")
+    pipe = split_by_layers(model, 2, kwargs=example, n_microbatches=3)
     for kwargs in calls:
         for training in (True, False):
             model.train(training)
@@ -56,7 +57,7 @@ def test_step_of_another_kind(name, schedule):
 
 def test_number_that_changes_is_an_input():
     model, twin = model_and_twin()
-    pipe = autopipe.split(model, 2, kwargs=given("labels"), n_microbatches=4, costs="estimated")
+    pipe = split_by_layers(model, 2, kwargs=given("labels"), n_microbatches=4)
     rt = pipe.runtime()
     check_calls(rt, model, twin, [given("labels", beta=n / 8, seed=n) for n in range(12)])
     assert [len(kind.inputs.numbers) for kind in pipe.graph.kinds] == [0, 0, 1]
@@ -106,7 +107,7 @@ class Reduced(torch.nn.Module):
 def test_accumulated_batches_of_several_kinds():
     calls = [given("labels", rows=4), given("labels", "mask", rows=5, seed=1), given("labels", mode="fast")]
     model, twin = model_and_twin()
-    pipe = autopipe.split(model, 2, kwargs=given("labels"), n_microbatches=3, costs="estimated")
+    pipe = split_by_layers(model, 2, kwargs=given("labels"), n_microbatches=3)
     rt = pipe.runtime()
     for first in range(3):
         model.zero_grad()
@@ -127,7 +128,7 @@ def test_accumulated_batches_of_several_kinds():
 
 def test_accumulated_sums_and_means_are_refused():
     batch = {"x": torch.randn(4, 4), "labels": torch.arange(4)}
-    pipe = autopipe.split(Reduced(), 2, kwargs=batch, n_microbatches=2, costs="estimated")
+    pipe = split_by_layers(Reduced(), 2, kwargs=batch, n_microbatches=2)
     rt = pipe.runtime()
     rt.step(**batch, how="sum")
     for hows in (("mean", "sum"), ("sum", "mean")):
@@ -138,7 +139,7 @@ def test_accumulated_sums_and_means_are_refused():
 
 def test_number_that_python_goes_by():
     model, twin = model_and_twin()
-    pipe = autopipe.split(model, 2, kwargs=given(), costs="estimated")
+    pipe = split_by_layers(model, 2, kwargs=given())
     for times in (2, 3, 4, 5, 2, 1):
         close(pipe(**given(times=times)), twin(**given(times=times)))
     for level in range(1, 10):
@@ -147,7 +148,7 @@ def test_number_that_python_goes_by():
 
 def test_option_of_many_values():
     model, twin = model_and_twin()
-    pipe = autopipe.split(model, 2, kwargs=given(), costs="estimated")
+    pipe = split_by_layers(model, 2, kwargs=given())
     for n in range(8):
         close(pipe(**given(mode=f"fast {n}")), twin(**given(mode=f"fast {n}")))
     with pytest.raises(InputError, match=r"argument mode has had 8 values so far.*torch.tensor"):
@@ -158,7 +159,7 @@ def test_option_of_many_values():
 def test_draws_of_another_kind_do_not_depend_on_the_cut():
     losses = []
     for n_stages in (1, 3):
-        pipe = autopipe.split(model_and_twin()[0], n_stages, kwargs=given("labels"), costs="estimated")
+        pipe = split_by_layers(model_and_twin()[0], n_stages, kwargs=given("labels"))
         rt = pipe.runtime(n_microbatches=2)
         torch.manual_seed(3)
         losses.append([rt.step(**given("labels", drop=p)).loss.item() for p in (0.5, 0.5, 0.0)])
@@ -177,14 +178,14 @@ def test_memory_of_inputs_written_by_another_kind_is_refused():
                 x[:, 0] = 1.0
             return self.body(x)
 
-    pipe = autopipe.split(Marks(), 2, args=(torch.ones(2, 4),), costs="estimated")
+    pipe = split_by_layers(Marks(), 2, args=(torch.ones(2, 4),))
     with pytest.raises(InputError, match="writes"):
         pipe(torch.zeros(2, 4), mark=True)
 
 
 def test_what_no_plan_has_a_place_for_is_refused():
     model, twin = model_and_twin()
-    pipe = autopipe.split(model, 2, kwargs=given("labels"), costs="estimated")
+    pipe = split_by_layers(model, 2, kwargs=given("labels"))
     for _ in range(2):
         with pytest.raises(InputError, match="in another order than the plan has them"):
             pipe(**given("labels", mode="back"))
@@ -207,7 +208,7 @@ def test_on_ranks(ways):
 def test_layers_are_of_calls_like_the_example(name):
     example, calls = KINDS[name]
     model, twin = model_and_twin()
-    pipe = autopipe.split(model, 2, kwargs=example, costs="estimated")
+    pipe = split_by_layers(model, 2, kwargs=example)
     for kwargs in calls:
         pipe(**kwargs)
     first, last = pipe.to_layers()

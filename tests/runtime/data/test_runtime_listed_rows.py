@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import Tensor, nn
 from torch.nn import functional
 
-import autopipe
 from autopipe.errors import InputError
 
 SIDE = 8
@@ -53,7 +53,7 @@ def test_a_list_with_an_entry_for_each_row_is_told_of(make, example, name, caplo
     """Channels or boxes of its entries would be taken for rows, or told of as what does not vary."""
     torch.manual_seed(0)
     model = make()
-    pipe = autopipe.split(model, 2, example, costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, example, n_microbatches=2)
     said = rf"{name} holds 4 entries, and only tensors are cut into rows: put them into one"
     assert said in caplog.text
     assert pipe.plan.n_microbatches == 1
@@ -102,5 +102,5 @@ class Scales(nn.Module):
 def test_a_list_whose_entries_have_all_rows_is_cut():
     torch.manual_seed(0)
     model, example = Scales(), ([torch.randn(2, 4), torch.randn(2, 8)],)
-    runtime = autopipe.split(model, 2, example, costs="estimated", n_microbatches=2).runtime()
+    runtime = split_by_layers(model, 2, example, n_microbatches=2).runtime()
     assert runtime.step(*example).loss == pytest.approx(model(*example).item())

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from splitting import split_by_layers
 from torch import Tensor, nn
 
-import autopipe
 from autopipe.errors import AutopipeError, InputError
 from autopipe.runtime.wire.announcement import Form
 
@@ -28,7 +28,7 @@ def compared(function: Callable[[Tensor], Any], loss_fn: Any, sizes: tuple[int, 
     """Steps and evaluations of a pipeline in three microbatches beside the plain model."""
     torch.manual_seed(0)
     model = Net(function).double()
-    pipe = autopipe.split(model, 2, (torch.randn(6, 3, 4).double(),), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (torch.randn(6, 3, 4).double(),), n_microbatches=3)
     runtime = pipe.runtime() if loss_fn is None else pipe.runtime(loss_fn=loss_fn)
     for n in sizes:
         x = torch.randn(n, 3, 4).double()
@@ -119,7 +119,7 @@ def test_an_output_of_which_small_microbatches_have_more_places_than_the_batch_i
     x, y = torch.randn(8, 6), torch.arange(8) % 3
     for n_microbatches, is_right in ((2, True), (4, False)):
         model = Padded()
-        pipe = autopipe.split(model, 2, (x, y), n_microbatches=n_microbatches, costs="estimated")
+        pipe = split_by_layers(model, 2, (x, y), n_microbatches=n_microbatches)
         runtime = pipe.runtime()
         assert runtime.step(x, y).loss.isfinite()
         if is_right:
@@ -206,7 +206,7 @@ def test_what_the_first_rows_of_the_example_lack_is_asked_of_its_others() -> Non
     met = model(x)[1].flatten()
     assert 0 < len(met) <= 4
     example = x[torch.ones(6).index_fill(0, met, 2.0).argsort()]
-    pipe = autopipe.split(model, 2, (example,), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (example,), n_microbatches=3)
     outputs = pipe.runtime(loss_fn=mean_of_first).step(x, return_outputs=True).outputs
     torch.testing.assert_close(outputs, model(x))
 
@@ -214,7 +214,7 @@ def test_what_the_first_rows_of_the_example_lack_is_asked_of_its_others() -> Non
 def in_three(function: Callable[[Tensor], Any]) -> tuple[Any, Tensor]:
     torch.manual_seed(0)
     x = torch.randn(6, 3, 4).double()
-    pipe = autopipe.split(Net(function).double(), 2, (x,), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(Net(function).double(), 2, (x,), n_microbatches=3)
     return pipe.runtime(loss_fn=mean_of_first), x
 
 
@@ -241,7 +241,7 @@ def test_sums_that_are_nought_for_the_example_are_those_of_the_batch(kind: str) 
     with torch.no_grad():
         model.b.weight[:], model.b.bias[:] = model.b.weight.abs(), 0.0
         model.a.weight[:], model.a.bias[:] = model.a.weight.abs(), 0.0
-    pipe = autopipe.split(model, 2, (-x.abs(),), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (-x.abs(),), n_microbatches=3)
     assert not model(-x.abs())[1].any()
     assert model(x)[1].any()
     outputs = pipe.runtime(loss_fn=mean_of_first).step(x, return_outputs=True).outputs
@@ -260,7 +260,7 @@ def test_what_is_neither_mean_nor_sum_of_rows_is_refused_by_name(kind: str) -> N
 def test_a_loss_of_what_is_neither_mean_nor_sum_of_rows_is_refused(kind: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(6, 3, 4).double()
-    pipe = autopipe.split(Net(NEITHER[kind]).double(), 2, (x,), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(Net(NEITHER[kind]).double(), 2, (x,), n_microbatches=3)
 
     def loss_fn(output: Any, target: Any) -> Tensor:
         return output[0].square().mean() + output[1].square().mean()
@@ -283,7 +283,7 @@ def test_a_table_whose_places_vary_where_the_rows_are_fixed_is_no_batch() -> Non
 
     torch.manual_seed(0)
     given = torch.randn(6, 4), torch.randn(18, 4), torch.randn(4, 4)
-    pipe = autopipe.split(Matched(), 2, given, costs="estimated")
+    pipe = split_by_layers(Matched(), 2, given)
     runtime = pipe.runtime(loss_fn=lambda output, target: output.square().mean())
     assert torch.equal(runtime.step(*given).loss, pipe.graph.model(*given).square().mean())
     with pytest.raises(InputError, match="loss_fn takes of the whole batch what microbatches do not give"):

@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 from runtime_models import grads, make, worst
+from splitting import split_by_layers
 from torch import nn
 from torch.nn import functional as F
 
@@ -563,7 +564,7 @@ def test_batch_dims_of_an_argument_are_those_of_all_that_it_holds(state):
     loss.backward()
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    pipe = autopipe.split(model, 2, (x, hidden), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, (x, hidden), n_microbatches=2)
     runtime = pipe.runtime(F.mse_loss, batch_dims={"x": 0, "hidden": 1})
     found = runtime.step(x, hidden, target=target)
     torch.testing.assert_close(found.loss, loss)
@@ -787,7 +788,7 @@ def two_means(starts, ends, reduction="mean", example=None, **options):
     torch.manual_seed(0)
     model, x = TwoMeans(reduction).double(), torch.randn(8, 3, dtype=torch.float64)
     labels = example or (starts, ends)
-    pipe = autopipe.split(model, 2, (x, *labels), n_microbatches=4, costs="estimated", **options)
+    pipe = split_by_layers(model, 2, (x, *labels), n_microbatches=4, **options)
     return model(x, starts, ends).item(), pipe.runtime().step(x, starts, ends).loss.item()
 
 
@@ -830,7 +831,7 @@ def test_means_that_count_other_labels_in_rows_of_the_example_are_those_of_the_b
     loss, _ = twin(tokens, labels)
     loss.backward()
     with caplog.at_level(logging.WARNING, logger="autopipe"):
-        runtime = autopipe.split(model, 2, (tokens, labels), n_microbatches=3, costs="estimated").runtime()
+        runtime = split_by_layers(model, 2, (tokens, labels), n_microbatches=3).runtime()
         result = runtime.step(tokens, labels)
     assert not caplog.text
     assert result.loss.item() == pytest.approx(loss.item(), rel=1e-6)
@@ -853,7 +854,7 @@ def test_batches_weigh_by_labels_where_rows_meet_at_the_end(n_microbatches):
     tokens, labels = ragged(9)
     batches = [(tokens[:3], labels[:3]), (tokens[3:6], labels[3:6].fill_(2)), (tokens[6:], labels[6:])]
     plain = copy.deepcopy(model)
-    pipe = autopipe.split(model, 2, batches[0], n_microbatches=n_microbatches, costs="estimated")
+    pipe = split_by_layers(model, 2, batches[0], n_microbatches=n_microbatches)
     runtime = pipe.runtime()
     found = runtime.accumulate(batches).loss
     counts = [(own[:, 1:] != -100).sum() for _, own in batches]
@@ -868,7 +869,7 @@ def test_batches_are_told_to_weigh_by_rows_where_means_count_differently(caplog)
     torch.manual_seed(0)
     model, x = TwoMeans().double(), torch.randn(8, 3, dtype=torch.float64)
     starts, ends = torch.tensor([1, 0, 2, 3, 1, 0, 0, 3]), torch.tensor([1, 1, 1, 3, 1, 0, 0, 0])
-    pipe = autopipe.split(model, 2, (x, starts, ends), n_microbatches=1, costs="estimated")
+    pipe = split_by_layers(model, 2, (x, starts, ends), n_microbatches=1)
     with caplog.at_level(logging.WARNING, logger="autopipe"):
         pipe.runtime().accumulate([(x[:4], starts[:4], starts[:4]), (x[4:], starts[4:], starts[4:])])
         assert not caplog.text
@@ -888,7 +889,7 @@ class Masked(Language):
 def test_batches_are_told_to_weigh_by_rows_where_the_models_own_mean_counts(caplog):
     torch.manual_seed(0)
     tokens, labels = ragged(4)
-    pipe = autopipe.split(Masked().double(), 2, (tokens, labels), n_microbatches=2, costs="estimated")
+    pipe = split_by_layers(Masked().double(), 2, (tokens, labels), n_microbatches=2)
     runtime = pipe.runtime()
     with caplog.at_level(logging.WARNING, logger="autopipe"):
         runtime.step(tokens, labels)
@@ -985,7 +986,7 @@ def test_inputs_of_one_microbatch_need_not_have_as_many_rows():
     )
     model = Texts()
     plain = copy.deepcopy(model)
-    pipe = autopipe.split(model, 2, (batches[0],), costs="estimated", n_microbatches=1)
+    pipe = split_by_layers(model, 2, (batches[0],), n_microbatches=1)
     runtime = pipe.runtime(loss_fn=F.cross_entropy)
     for batch in batches:
         loss = F.cross_entropy(plain(batch), target)

@@ -333,14 +333,24 @@ class Limited(nn.Module):
         return F.cross_entropy(self.layers(self.act(self.ahead(x))), y)
 
 
-def stepped(act: Callable[[Tensor], Tensor], is_whole: bool, n_rows: int = 30) -> tuple[float, float]:
-    """The loss of a step of so many rows in two microbatches, and the plain model's; recorded on eight."""
+def limited(act: Callable[[Tensor], Tensor], is_whole: bool) -> tuple[nn.Module, autopipe.Pipe]:
+    """A model with something of rows in it, and its pipe; recorded on eight."""
     torch.manual_seed(0)
     model = Limited(act, is_whole).double()
+    example = torch.randn(8, 4, dtype=torch.float64), torch.arange(8) % 3
+    return model, split_by_layers(model, 2, example, n_microbatches=2)
+
+
+def loss_of(model: nn.Module, pipe: autopipe.Pipe, n_rows: int) -> tuple[float, float]:
+    """The loss of a step of so many rows in two microbatches, and the plain model's."""
     x, y = torch.randn(n_rows, 4, dtype=torch.float64), torch.arange(n_rows) % 3
     expected = model(x, y).item()
-    pipe = split_by_layers(model, 2, (x[:8], y[:8]), n_microbatches=2)
     return pipe.runtime().step(x, y).loss.item(), expected
+
+
+def stepped(act: Callable[[Tensor], Tensor], is_whole: bool, n_rows: int = 30) -> tuple[float, float]:
+    """See :func:`loss_of`."""
+    return loss_of(*limited(act, is_whole), n_rows)
 
 
 @pytest.mark.parametrize(
@@ -606,17 +616,19 @@ def test_a_number_that_goes_nowhere_of_exactly_so_many_rows_is_not():
 
 @pytest.mark.parametrize("name", FAR)
 def test_a_far_limit_in_code_kept_whole_is_refused_for_batches_beyond_it(name):
+    model, pipe = limited(FAR[name], is_whole=True)
     with pytest.raises(InputError, match=r"act at .*, on more than (49\d|500) rows"):
-        stepped(FAR[name], True, 600)
-    found, expected = stepped(FAR[name], True, 400)
+        loss_of(model, pipe, 600)
+    found, expected = loss_of(model, pipe, 400)
     assert found == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["behind", "branch", "chunks", "elements", "first"])
 def test_so_is_one_in_open_code(name):
+    model, pipe = limited(FAR[name], is_whole=False)
     with pytest.raises(InputError, match="depend on one another"):
-        stepped(FAR[name], False, 600)
-    found, expected = stepped(FAR[name], False, 200)
+        loss_of(model, pipe, 600)
+    found, expected = loss_of(model, pipe, 200)
     assert found == pytest.approx(expected, rel=1e-12)
 
 

@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 from runtime_models import grads, worst
+from splitting import split_by_layers
 from torch import nn
 
 import autopipe
@@ -74,7 +75,7 @@ def test_a_parameter_held_within_bounds_trains_as_in_one_process(bound):
     model = Scaled(bound).double()
     began = copy.deepcopy(model.state_dict())
     plain = copy.deepcopy(model)
-    runtime = autopipe.split(model, 2, (torch.randn(2, 4).double(),), costs="estimated").runtime()
+    runtime = split_by_layers(model, 2, (torch.randn(2, 4).double(),)).runtime()
     torch.testing.assert_close(model.state_dict(), began, rtol=0, atol=0)
     trained_alike(model, plain, runtime, n_inputs=1, maximize=True)
 
@@ -165,7 +166,7 @@ def test_a_momentum_encoder_moves_once_a_step(move):
     torch.manual_seed(0)
     model = Momentum(move).double()
     plain, began = copy.deepcopy(model), copy.deepcopy(model.state_dict())
-    pipe = autopipe.split(model, 2, (torch.randn(2, 4).double(),) * 2, costs="estimated")
+    pipe = split_by_layers(model, 2, (torch.randn(2, 4).double(),) * 2)
     torch.testing.assert_close(model.state_dict(), began, rtol=0, atol=0)
     trained_alike(model, plain, pipe.runtime())
     before, moved_on = copy.deepcopy(model.state_dict()), copy.deepcopy(plain)
@@ -179,7 +180,7 @@ def test_a_momentum_encoder_moves_once_a_step(move):
 def test_a_large_momentum_encoder_is_as_it_was_after_capture_and_verify():
     model = Momentum(set_anew, width=300)
     began = copy.deepcopy(model.state_dict())
-    pipe = autopipe.split(model, 2, (torch.randn(2, 4),) * 2, costs="estimated")
+    pipe = split_by_layers(model, 2, (torch.randn(2, 4),) * 2)
     for each in (pipe, copy.deepcopy(pipe)):
         each.verify()
         torch.testing.assert_close(each.model.state_dict(), began, rtol=0, atol=0)
@@ -202,7 +203,7 @@ class Ahead(Momentum):
 def test_a_parameter_moved_ahead_of_most_others_is_told_of(caplog):
     given = torch.randn(4, 4), torch.randn(4, 4)
     model = Ahead(set_anew)
-    runtime = autopipe.split(model, 2, given, costs="estimated").runtime()
+    runtime = split_by_layers(model, 2, given).runtime()
     plain = copy.deepcopy(model)
     assert abs(runtime.step(*given, n_microbatches=1).loss - plain(*given)) < 1e-6
     torch.testing.assert_close(model.state_dict(), plain.state_dict())

@@ -6,9 +6,9 @@ import pytest
 import torch
 from counting_models import MODELS, batch, check_steps, counts, model_and_twin
 from crossed import crossed
+from splitting import split_by_layers
 from torch import nn
 
-import autopipe
 from autopipe.errors import CaptureError, InputError
 from autopipe.exports.tensor_chain import relays
 from autopipe.tracing import capture
@@ -18,7 +18,7 @@ from autopipe.tracing import capture
 def test_a_step_counts_once(name, cut, caplog):
     n_stages, n_microbatches = cut
     model, twin = model_and_twin(name)
-    pipe = autopipe.split(model, n_stages, (batch(0),), n_microbatches=n_microbatches, costs="estimated")
+    pipe = split_by_layers(model, n_stages, (batch(0),), n_microbatches=n_microbatches)
     assert counts(model) == counts(twin)  # a capture counts none
     check_steps(pipe.runtime(), model, twin)
     for seed in range(3):
@@ -30,7 +30,7 @@ def test_a_step_counts_once(name, cut, caplog):
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_that_count_are_verified(name):
     model, twin = model_and_twin(name)
-    pipe = autopipe.split(model, 2, (batch(0),), n_microbatches=2, costs="estimated")
+    pipe = split_by_layers(model, 2, (batch(0),), n_microbatches=2)
     assert pipe.verify()
     assert counts(model) == counts(twin)
 
@@ -50,7 +50,7 @@ class Annealed(nn.Module):
 def test_what_else_a_container_holds_is_looked_at_and_a_count_may_be_set():
     model, x = Annealed(), torch.randn(4, 4)
     twin = copy.deepcopy(model)
-    pipe = autopipe.split(model, 2, (x,), costs="estimated")
+    pipe = split_by_layers(model, 2, (x,))
     for change in ({"rate": 0.7}, {"n": 0}, {"n": 5, "rate": 0.8}):
         for each in (model, twin):
             each.state.update(change)
@@ -67,7 +67,7 @@ def test_a_model_without_weights_counts():
 
 def test_stages_of_torch_do_not_count():
     model, _ = model_and_twin("EveryOther")
-    pipe = autopipe.split(model, 2, (batch(0),), costs="estimated")
+    pipe = split_by_layers(model, 2, (batch(0),))
     with pytest.raises(InputError, match=r"self\.total_it"):
         relays(pipe.graph, pipe.stages, *pipe.graph.example)
 
@@ -87,4 +87,4 @@ class OfData(nn.Module):
 
 def test_a_number_made_of_data_is_no_count():
     with pytest.raises(CaptureError, match="mean"):
-        autopipe.split(OfData(), 2, (torch.randn(4, 4),), costs="estimated")
+        split_by_layers(OfData(), 2, (torch.randn(4, 4),))

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from processes import run_ranks
+from splitting import split_by_layers
 from tail_checks import EXACT, batch, loss_fn, plain, runtime_of, same, split, worst
 from tail_models import MODELS, Balanced, Early, Mined, Similar, TwoTowers, features
 from torch import nn
@@ -46,7 +47,7 @@ def test_equal_on_ranks(n_ranks):
 def test_a_model_that_mixes_in_the_middle_is_refused():
     torch.manual_seed(0)
     args = (*features(6), *features(6))
-    pipe = autopipe.split(Early(), 2, args, costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(Early(), 2, args, n_microbatches=3)
     assert not pipe.graph.ops.tail
     with pytest.raises(autopipe.InputError, match=r"in the middle.*n_microbatches=1"):
         pipe.runtime().step(*args)
@@ -143,7 +144,7 @@ def test_balance_of_experts_where_one_takes_every_row_of_the_example():
     with torch.no_grad():
         model.router.weight.copy_(torch.tensor([[1.0], [-1.0], [0.0]]))
     (x,) = batch(Similar)
-    pipe = autopipe.split(model, 2, (x.abs(),), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (x.abs(),), n_microbatches=3)
     assert pipe.graph.ops.tail
     (loss,), _, twin = plain(model, (x,))
     runtime = pipe.runtime()
@@ -186,7 +187,7 @@ def test_batch_norm_ahead_of_the_tail_is_warned_of(caplog):
     torch.manual_seed(0)
     args = (*features(8), *features(8))
     captured = autopipe.capture(Normed(), args, open=["towers"])
-    pipe = autopipe.split(captured, 2, costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(captured, 2, n_microbatches=2)
     assert pipe.graph.ops.tail
     pipe.runtime().step(*args)
     assert "norm in training" in caplog.text
@@ -226,7 +227,7 @@ class Transposed(nn.Module):
 def test_what_a_tail_is_given_lies_as_that_of_the_batch(training):
     torch.manual_seed(0)
     model, x = Transposed().double().train(training), torch.randn(6, 1, 5, 6).double()
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=3)
     assert "norm" in pipe.graph.ops.tail
     twin = copy.deepcopy(model)
     loss, features_ = twin(x)
@@ -255,7 +256,7 @@ class InAnotherOrder(nn.Module):
 def test_what_a_tail_is_given_without_rows_is_made_in_it_in_every_form():
     torch.manual_seed(0)
     model, x = InAnotherOrder().double(), torch.randn(6, 4).double()
-    runtime = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3).runtime()
+    runtime = split_by_layers(model, 2, (x,), n_microbatches=3).runtime()
     expected = model(x).detach()
     torch.testing.assert_close(runtime.step(x).loss.detach().as_subclass(torch.Tensor), expected)
     torch.testing.assert_close(runtime.evaluate(x).loss.as_subclass(torch.Tensor), expected)
@@ -287,7 +288,7 @@ def test_tasks_of_which_rows_have_no_label_are_those_of_the_batch_or_refused(see
         for n in (6, 8, 5)
     ]
     given[0][2][:2, 1] = 0.0
-    runtime = autopipe.split(model, 2, given[0], n_microbatches=3, costs="estimated").runtime()
+    runtime = split_by_layers(model, 2, given[0], n_microbatches=3).runtime()
     for args in given:
         twin = copy.deepcopy(model)
         loss = twin(*args)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from crossed import crossed
+from splitting import split_by_layers
 from torch import nn
 from torch.nn import functional as F
 
@@ -62,7 +63,7 @@ def test_a_hook_on_a_value_of_a_layer_is_put_where_the_stage_computes_again(is_o
         middle.register_forward_hook(lambda m, inputs, out: (out.register_hook(lambda g: 2 * g), out)[1])
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), middle, nn.Tanh(), nn.Linear(4, 4)).double()
     x = torch.randn(6, 4, dtype=torch.float64)
-    pipe = autopipe.split(model, 3, (x,), costs="estimated", n_microbatches=1, recompute="always")
+    pipe = split_by_layers(model, 3, (x,), n_microbatches=1, recompute="always")
     runtime = pipe.runtime(loss_fn=lambda out, _: out.square().mean())
     for _ in range(3):
         model.zero_grad()
@@ -90,7 +91,7 @@ def test_a_hook_that_needs_a_gradient_leaves_sizes_free():
     torch.manual_seed(0)
     model = Unasked().double()
     x = torch.randn(6, 4, dtype=torch.float64)
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=3)
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=3)
     assert ("x", 0) not in pipe.graph.variation.fixed
     model(x).square().mean().backward()
     expected = [p.grad for p in model.parameters()]
@@ -103,7 +104,7 @@ def test_hooks_on_a_weights_gradient_are_not_called_where_a_step_records_the_mod
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
     x, called = torch.randn(6, 4, dtype=torch.float64), []
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=2)
     rt = pipe.runtime(loss_fn=lambda out, target: (out - target).square().mean())
     model[0].weight.register_hook(lambda grad: called.append(grad.clone()))
     model[2].weight.requires_grad_(False)
