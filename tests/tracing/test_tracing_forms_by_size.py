@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from splitting import split_by_layers
 from torch import Tensor, nn
 from traps.registry import WIDTH, Net
 
@@ -134,7 +135,7 @@ def test_a_model_that_asks_of_values_has_forms_for_other_sizes_too(is_cut: bool)
     model = Masked().double()
     example = of_length(8).double(), torch.ones(2, 8, dtype=torch.int64)
     if is_cut:
-        run = autopipe.split(model, 2, example, costs="estimated")
+        run = split_by_layers(model, 2, example)
         found = run.graph
     else:
         found = run = capture(model, example)
@@ -172,7 +173,7 @@ def test_no_plan_is_asked_for_more_than_the_example_has(windowed: Capture) -> No
 def test_stages_and_microbatches_of_any_length_train_as_the_model_does() -> None:
     torch.manual_seed(0)
     model = Windowed()
-    pipe = autopipe.split(model, 4, (of_length(8),), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 4, (of_length(8),), n_microbatches=2)
     rt = pipe.runtime(loss_fn=lambda out, target: (out - target).square().mean())
     for length in (8, 9, 12):
         x, target = of_length(length, 4), of_length(length, 4)
@@ -196,7 +197,7 @@ def test_values_that_would_flow_to_an_earlier_stage_are_refused_there_alone() ->
 
 
 def test_layers_called_where_other_stages_hold_them_are_refused_at_those_sizes_alone() -> None:
-    pipe = autopipe.split(Turned(), 2, (of_length(8),), costs="estimated")
+    pipe = split_by_layers(Turned(), 2, (of_length(8),))
     with pytest.raises(InputError, match="another order"):
         pipe(of_length(12))
     x = of_length(7)
@@ -207,7 +208,7 @@ def test_draws_at_some_sizes_alone_do_not_depend_on_the_cut() -> None:
     found = []
     for n_stages in (1, 2, 3):
         torch.manual_seed(0)
-        pipe = autopipe.split(Drawing(), n_stages, (of_length(8),), costs="estimated")
+        pipe = split_by_layers(Drawing(), n_stages, (of_length(8),))
         rt = pipe.runtime(loss_fn=lambda out, _: out.square().mean(), n_microbatches=1)
         torch.manual_seed(1)
         found.append([rt.step(of_length(n)).loss.item() for n in (12, 12, 7)])
@@ -291,7 +292,7 @@ def test_a_step_records_nothing_for_stages_that_were_wrapped() -> None:
 def test_an_answer_of_the_data_is_recorded_when_it_is_met() -> None:
     torch.manual_seed(0)
     model = Longest().double()
-    pipe = autopipe.split(model, 2, (of_length(8).double(), torch.tensor([3, 5])), costs="estimated")
+    pipe = split_by_layers(model, 2, (of_length(8).double(), torch.tensor([3, 5])))
     for lengths in ([5, 1], [2, 4], [8, 8], [1, 4], [3, 2]):
         x = of_length(8).double()
         given = x, torch.tensor(lengths)
@@ -348,7 +349,7 @@ class Pieces(Net):
 def test_a_kind_of_two_sizes_is_recorded_when_it_is_met() -> None:
     torch.manual_seed(0)
     model = Pieces().eval()
-    pipe = autopipe.split(model, 2, (torch.randn(2, 8, WIDTH),), costs="estimated")
+    pipe = split_by_layers(model, 2, (torch.randn(2, 8, WIDTH),))
     for length in (8, 5, 6, 12, 5, 16):
         x = torch.randn(3, length, WIDTH)
         torch.testing.assert_close(pipe(x), model(x))
@@ -438,7 +439,7 @@ class Normed(Net):
 def test_a_layer_that_writes_in_one_mode_alone_is_placed_in_the_other_at_other_sizes() -> None:
     model = Normed()
     twin = copy.deepcopy(model)
-    pipe = autopipe.split(model, 2, args=(torch.randn(2, 8, WIDTH),), costs="estimated")
+    pipe = split_by_layers(model, 2, args=(torch.randn(2, 8, WIDTH),))
     for training in (False, True):
         for length in (8, 7, 12, 5):
             x = torch.randn(2, length, WIDTH)

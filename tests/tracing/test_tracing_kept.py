@@ -4,9 +4,9 @@ import logging
 
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import Tensor, nn
 
-import autopipe
 from autopipe.errors import CaptureError
 from autopipe.tracing import capture
 from autopipe.tracing.code import kept, messages
@@ -86,7 +86,7 @@ def test_what_only_people_read_stands_in_no_way(cls, n_microbatches, caplog):
     twin.load_state_dict(model.state_dict())
     held = {name: repr(value) for name, value in vars(model).items() if name not in ("meter", "calls")}
     x = torch.randn(6, WIDTH, dtype=torch.float64)
-    pipe = autopipe.split(model, 3, (x,), costs="estimated", n_microbatches=n_microbatches)
+    pipe = split_by_layers(model, 3, (x,), n_microbatches=n_microbatches)
     assert [r.getMessage() for r in caplog.records if "which stages do not set" in r.getMessage()]
     rt = pipe.runtime(loss_fn=lambda out, _: out.square().mean())
     for seed in range(4):

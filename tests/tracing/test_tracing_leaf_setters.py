@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import autopipe
 from autopipe.errors import CaptureError
 from autopipe.tracing import capture
 
@@ -89,7 +89,7 @@ def test_every_call_starts_as_the_model_does(kind: type[nn.Module], has_run: boo
     model = kind().double()
     if has_run:
         model(draws(9))
-    pipe = autopipe.split(model, 2, (draws(0),), costs="estimated", n_microbatches=1)
+    pipe = split_by_layers(model, 2, (draws(0),), n_microbatches=1)
     assert not any("reset" in vars(n) or "hand" in vars(n) for n in model.neurons)
     for seed, rows in ((1, 2), (2, 2), (3, 3)):
         for run in (pipe, pipe.graph):
@@ -99,7 +99,7 @@ def test_every_call_starts_as_the_model_does(kind: type[nn.Module], has_run: boo
 def test_training_on_stages_is_that_of_the_model() -> None:
     torch.manual_seed(0)
     model = Spiking().double()
-    pipe = autopipe.split(model, 2, (draws(0, 4),), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, (draws(0, 4),), n_microbatches=2)
     x = draws(1, 4)
     loss = sum(model(half).square().mean() / 2 for half in x.split(2))
     expected = torch.autograd.grad(loss, [*model.parameters()])
@@ -147,7 +147,7 @@ def test_weights_that_each_call_sets_anew_train_what_they_are_made_of(dtype: tor
     torch.manual_seed(0)
     model = DroppedWeights().to(dtype)  # which leaves the tensors set so far as they are
     x = torch.randn(2, 5, 4, dtype=dtype)
-    pipe = autopipe.split(model, 2, (x,), costs="estimated")
+    pipe = split_by_layers(model, 2, (x,))
     for training in (False, True):
         pipe.train(training)
         pipe.verify(torch.randn(3, 5, 4, dtype=dtype))
@@ -209,7 +209,7 @@ def test_resets_by_what_holds_a_leaf_stay_with_it(takes_gradients):
     torch.manual_seed(0)
     model, x = OfSteps(takes_gradients), torch.randn(4, 3, WIDTH)
     plain = copy.deepcopy(model)
-    pipe = autopipe.split(model, 2, (x,), costs="estimated", n_microbatches=2, closed=["chain"])
+    pipe = split_by_layers(model, 2, (x,), n_microbatches=2, closed=["chain"])
     groups = [{*group} for group in pipe.graph.ops.groups]
     steps = {op.name for op in pipe.graph.ops.ops if op.kind == "module"}
     resets = {op.name for op in pipe.graph.ops.ops if op.name.startswith("reset")}

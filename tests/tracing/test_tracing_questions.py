@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from splitting import split_by_layers
 from torch import Tensor, nn
 
 import autopipe
@@ -208,7 +209,7 @@ def test_layers_that_a_number_chooses_are_all_in_the_plan(
 ) -> None:
     torch.manual_seed(0)
     model, x = Tasks(choose).double(), torch.randn(4, WIDTH).double()
-    pipe = autopipe.split(model, 2, (x, torch.tensor(example)), costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, (x, torch.tensor(example)), n_microbatches=2)
     captured = pipe.graph
     n_forms = len(captured.forms[True])
     for task in (0, 1, 2, 7) if choose is _by_case else (0, 1):
@@ -228,7 +229,7 @@ def test_layers_that_no_form_planned_calls_are_where_their_weights_are() -> None
     torch.manual_seed(0)
     model = Tasks(CHOICES[0], 12).double()
     given = torch.randn(4, WIDTH).double(), torch.tensor(0)
-    pipe = autopipe.split(model, 2, given, costs="estimated", n_microbatches=2)
+    pipe = split_by_layers(model, 2, given, n_microbatches=2)
     runtime = pipe.runtime(loss_fn=lambda y, _: y.square().mean())
     planned = {op.name for op in pipe.graph.ops.compute}
     assert not any("heads_11" in name for name in planned)
