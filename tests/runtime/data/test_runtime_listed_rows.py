@@ -8,6 +8,7 @@ from splitting import split_by_layers
 from torch import Tensor, nn
 from torch.nn import functional
 
+import autopipe
 from autopipe.errors import InputError
 
 SIDE = 8
