@@ -152,6 +152,79 @@ def test_a_log_that_code_goes_by_is_refused(opens):
         autopipe.capture(Noted(count, opens), (torch.randn(4, 4),))
 
 
+class Log(list):
+    """Has code of its own where something is added to it."""
+
+    def append(self, value: object) -> None:
+        super().append(value)
+        self.is_long = len(self) > 30
+
+
+HELD = """
+import functools
+
+log = []
+table = {"log": log}
+size, shortened = log.__len__, functools.partial(len, log)
+
+
+class Meter:
+    log = log
+
+    @property
+    def size(self):
+        return len(self.log)
+
+
+def with_default(held=log):
+    return len(held)
+
+
+def closed(held):
+    return lambda: len(held)
+
+
+within = closed(log)
+
+
+def helper(x):
+    log.append(len(x))
+    return x * 2 if COUNT > 30 else x
+"""
+
+
+@pytest.mark.parametrize("opens", [True, False])
+@pytest.mark.parametrize(
+    "count", ["len(table['log'])", "size()", "shortened()", "Meter().size", "with_default()", "within()"]
+)
+def test_a_log_that_something_else_holds_too_is_refused(monkeypatch, count, opens):
+    held = types.ModuleType("held_elsewhere")
+    monkeypatch.setitem(sys.modules, held.__name__, held)
+    exec(HELD.replace("COUNT", count), vars(held))
+    with pytest.raises(autopipe.CaptureError, match="calls one after another"):
+        autopipe.capture(Noted(held.helper, opens), (torch.randn(4, 4),))
+
+
+@pytest.mark.parametrize("holder", ["model", "class"])
+def test_a_log_that_the_model_or_its_class_has_by_another_name_is_refused(holder):
+    class Counting(Noted):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return y * 2 if len(self.log) > 30 else y
+
+    seen.clear()
+    model = Counting(note, True)
+    (model if holder == "model" else Counting).log = seen
+    with pytest.raises(autopipe.CaptureError, match="log of Counting"):
+        autopipe.capture(model, (torch.randn(4, 4),))
+
+
+def test_a_list_with_a_method_of_its_own_for_adding_is_no_log(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "seen", Log())
+    with pytest.raises(autopipe.CaptureError, match="seen of"):
+        autopipe.capture(Noted(note, True), (torch.randn(4, 4),))
+
+
 LOADED = """
 from torch import nn
 

@@ -38,7 +38,7 @@ __all__ = [
 
 PLAIN = frozenset(
     {int, float, str, bool, type(None), complex, bytes, torch.dtype, torch.device, torch.Size,
-     types.ModuleType, types.MethodWrapperType, slice, range}
+     types.ModuleType, slice, range}
 )  # fmt: skip
 """Classes of values that hold nothing which code may change."""
 _FOREIGN = frozenset({"torch", "numpy", "builtins", "typing", "collections", "abc", "logging", "threading"})

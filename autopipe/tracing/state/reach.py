@@ -60,6 +60,9 @@ GENERATORS = (
     random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator,
     np.random.SeedSequence, torch.Generator,
 )  # fmt: skip
+_BOUND = frozenset({types.BuiltinMethodType, types.MethodWrapperType})
+_LOGS = frozenset({list, set, collections.deque})
+"""What may be a log; one of another class may do more than add, whatever its method is called."""
 _GLOBAL = random._inst, np.random.mtrand._rand, torch.default_generator
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -72,7 +75,8 @@ class Reached:
     ``tensors`` those found outside of parameters and buffers, ``generators`` random ones of the model's own,
     ``exhaustible`` what can be read only once; ``sources`` the paths of the modules that anything but their
     parameters, buffers and modules was reached from, ``first`` those of them that came first. What was seen
-    ``ahead`` of classes and files and is ``met`` again from there is noted by its id.
+    ``ahead`` of classes and files and is ``met`` again from there is noted by its id, and so is what may be
+    a log and is ``held`` by something else than the name of a file's global.
     """
 
     def __init__(self) -> None:
@@ -88,6 +92,7 @@ class Reached:
         self.seen: dict[int, Any] = {}
         self.ahead: Collection[int] = ()
         self.met: dict[int, Any] = {}
+        self.held: dict[int, Any] = {}
         self.places: tuple[list[int], list[Any]] = [], []
 
     @property
@@ -109,8 +114,8 @@ class Reached:
         return lengths == self.places[0] and are_same(held, self.places[1])
 
     def is_only_added_to(self, holder: Any) -> bool:
-        """Whether code has a list, set or queue by a name in a file, and does nothing there but add to it."""
-        if not isinstance(holder, (list, set, collections.deque)):
+        """Whether code has a list, set or queue by a name in a file alone, and does nothing but add to it."""
+        if type(holder) not in _LOGS or id(holder) in self.held:
             return False
         names = {n for _, _, known, asked in self.files for n in asked if known.get(n) is holder}
         classes = {v if isinstance(v, type) else type(v) for v in self.seen.values()}
@@ -125,14 +130,16 @@ class Reached:
         held += [content(c) for _, _, c in self.cells if not isinstance(c, ArrayCell)]
         return [len(known) for _, _, known, _ in self.files], held
 
-    def visit(self, path: str, name: str, value: Any, depth: int = 0) -> None:
-        """Note ``value`` and what it holds."""
+    def visit(self, path: str, name: str, value: Any, depth: int = 0, *, is_named: bool = False) -> None:
+        """Note ``value`` and what it holds; whether it ``is_named`` so by a file."""
         cls = type(value)
-        if cls is types.BuiltinMethodType:
-            value = value.__self__  # ``draw = generator.normal``
+        if cls in _BOUND:
+            value, is_named = value.__self__, False  # ``draw = generator.normal``
             cls = type(value)
         if cls in PLAIN:
             return
+        if cls in _LOGS and not is_named:
+            self.held[id(value)] = value
         if id(value) in self.seen or depth > _DEEPEST or len(self.seen) > _MOST:
             if id(value) in self.ahead:
                 self.met[id(value)] = value
@@ -283,6 +290,7 @@ def _follow(out: Reached, classes: Mapping[type, str], files: Mapping[str, str])
     if is_free and (known := _followed.get(key)) is not None and known.put_into(out):
         return
     out.ahead, n_seen, lengths = frozenset(out.seen), len(out.seen), [*map(len, out.lists)]
+    held_ahead, out.held = out.held, {}
     out.met.update({id(cls): cls for cls in classes if id(cls) in out.ahead})
     for cls, path in classes.items():
         if id(cls) not in out.seen:
@@ -295,11 +303,12 @@ def _follow(out: Reached, classes: Mapping[type, str], files: Mapping[str, str])
             for name in sorted(names - visited.get(id(known_names), frozenset())):
                 value = known_names[name]
                 if type(value) not in PLAIN:
-                    out.visit(files.get(file, ""), f"{name} of {file}", value)
+                    out.visit(files.get(file, ""), f"{name} of {file}", value, is_named=True)
             visited[id(known_names)] = names
     for known_names, names in walk.found():
         file = known_names["__name__"]
         out.files.append((files.get(file, ""), file, known_names, names))
+    held, out.held = out.held, held_ahead | out.held
     _followed.pop(key, None)
     seen = dict(itertools.islice(out.seen.items(), n_seen, None))
     looked = {**seen, **walk.seen, **{id(cls): cls for cls in classes}}
@@ -307,7 +316,7 @@ def _follow(out: Reached, classes: Mapping[type, str], files: Mapping[str, str])
         if len(_followed) >= _MOST_FOLLOWED:
             _followed.clear()
         added = [each[n:] for each, n in zip(out.lists, lengths, strict=True)]
-        _followed[key] = _Followed(added, seen, out.met, [*looked.values()], walk)
+        _followed[key] = _Followed(added, seen, out.met, held, [*looked.values()], walk)
 
 
 def _code_in(out: Reached, classes: Mapping[type, str]) -> list[Any]:
@@ -332,7 +341,8 @@ class _Followed:
     """What classes and files lead to: places ``added``, and what was ``seen`` there for the first time.
 
     All that was ``looked`` at for it, and what files hold under names that the ``walk`` of code asked for, is
-    compared by identity. What was ``met`` there had been seen before.
+    compared by identity. What was ``met`` there had been seen before; of what is ``held`` there by more than
+    names, see :class:`Reached`.
     """
 
     def __init__(
@@ -340,10 +350,11 @@ class _Followed:
         added: Sequence[list[Any]],
         seen: dict[int, Any],
         met: dict[int, Any],
+        held: dict[int, Any],
         looked: Sequence[Any],
         walk: Walk,
     ) -> None:
-        self._added, self._seen, self._met = added, seen, met
+        self._added, self._seen, self._met, self._held_beside = added, seen, met, held
         functions = [f for f in looked if type(f) is types.FunctionType]
         kinds = [cls for cls in looked if isinstance(cls, type) and not is_foreign(cls.__module__)]
         others = (v for v in looked if callable(v) and not isinstance(v, (types.FunctionType, type)))
@@ -378,6 +389,7 @@ class _Followed:
         if not has_as_much or not self._is_still():
             return False
         out.seen.update(self._seen)
+        out.held.update(self._held_beside)
         for held, more in zip(out.lists, self._added, strict=True):
             held += more
         return True
