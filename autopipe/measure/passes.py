@@ -168,21 +168,21 @@ class Passes:
 
         The first of them does not count: it finds another part in the caches.
         """
+        round_s: list[dict[str, float]] = []
         for number in range(len(self.parts) if self.parts else 0):
             peers.ask(number + 1)
             try:
                 passes = [self._part(number) for _ in range(1 + _N_OF_PART)][1:]
-            except (
-                Exception
-            ) as error:  # the ops ran one by one: what fails here is only how they share the whole
+            except Exception as error:
+                # the ops ran one by one: what fails here is only how they share the whole
                 self.watch.read()
                 self.parts_failed = f"{type(error).__name__}: {error}".partition("\n")[0]
                 self.parts = None
                 break
-            for part in "FB":
-                self.samples.add(
-                    "", f"{part} of part {number}", statistics.fmean(s.get(part, 0.0) for s in passes)
-                )
+            round_s.append({part: statistics.fmean(s.get(part, 0.0) for s in passes) for part in "FB"})
+        for number, seconds in enumerate(round_s if self.parts else ()):  # a round counts once it is whole
+            for part, value in seconds.items():
+                self.samples.add("", f"{part} of part {number}", value)
         peers.ask(0)
 
     def work(self, number: int, asked: int) -> None:

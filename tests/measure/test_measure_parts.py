@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from measure_models import Stack, captured
 from torch import nn
 
 from autopipe.measure import profile, profiler
+from autopipe.measure.parts import Parts
 from autopipe.measure.passes import Passes
 from autopipe.measure.replay import Replay
 from autopipe.measure.samples import Samples
@@ -161,3 +165,26 @@ def test_parts_that_cannot_run_are_told_and_change_nothing(monkeypatch: pytest.M
     table = profile(captured(Stack(2), torch.randn(4, 16)), n_peers=1, **QUICK)
     assert any("by themselves: RuntimeError: no part" in note for note in table.notes)
     assert all(cost.forward_s >= 0 for cost in table.costs.values())
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("no part"), KeyboardInterrupt()])
+def test_a_round_that_ends_between_parts_leaves_nothing_in_the_store(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: BaseException
+) -> None:
+    monkeypatch.setattr(profiler, "places", lambda: 2)
+    net, run, parent = captured(Stack(4), torch.randn(4, 16)), Parts.run, os.getpid()
+    begun: list[int] = []
+
+    def ends(self: Parts, number: int, watch: Stopwatch) -> None:
+        if os.getpid() == parent:
+            begun.append(number)
+        if begun and number:
+            raise fault
+        run(self, number, watch)
+
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr(Parts, "run", ends)
+        profile(net, n_peers=1, store=tmp_path, **QUICK)
+    assert {*begun} == {0, 1}
+    table = profile(net, n_peers=1, store=tmp_path, **QUICK)
+    assert not any("by themselves" in note for note in table.notes)
