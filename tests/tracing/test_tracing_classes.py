@@ -51,6 +51,17 @@ class Listed(Counts):
         return self.b(self.a(x)) * (1 + len(self.seen))
 
 
+class BesideATensor(Counts):
+    """Goes by it late, and keeps a tensor of as many rows as a call has beside it."""
+
+    noted = (0, torch.zeros(1))
+
+    def forward(self, x):
+        count = self.noted[0] + 1
+        type(self).noted = count, x.detach() * count
+        return self.b(self.a(x)) * (2 if count > 30 else 1)
+
+
 class OfFirstData(Counts):
     def forward(self, x):
         if not hasattr(type(self), "scale"):
@@ -58,7 +69,7 @@ class OfFirstData(Counts):
         return self.b(self.a(x)) / type(self).scale
 
 
-@pytest.mark.parametrize("kind", [OfTheClassAbove, OfNoClass, SetByName, Listed])
+@pytest.mark.parametrize("kind", [OfTheClassAbove, OfNoClass, SetByName, Listed, BesideATensor])
 def test_what_counts_on_a_class_is_refused_and_the_class_left_as_it_was(kind):
     held = dict(vars(kind))
     with pytest.raises(CaptureError, match=r"next call|one after another"):

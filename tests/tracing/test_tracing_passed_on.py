@@ -42,6 +42,43 @@ class Kept:
         return self.x
 
 
+class OnClass:
+    """Holds it for all of its class."""
+
+    x = None
+
+    def put(self, x):
+        OnClass.x = x
+
+    def take(self):
+        return OnClass.x
+
+
+class InTuple:
+    """Holds it among other things for all of its class."""
+
+    held = (None, 0)
+
+    def put(self, x):
+        InTuple.held = x, 1
+
+    def take(self):
+        return InTuple.held[0]
+
+
+class InClosure:
+    """Holds it by a name of functions."""
+
+    def __init__(self):
+        held = None
+
+        def put(x):
+            nonlocal held
+            held = x
+
+        self.put, self.take = put, lambda: held
+
+
 class Down(nn.Module):
     """Puts aside what it makes inside, or what it gives."""
 
@@ -89,8 +126,11 @@ def test_skips_in_containers_cross_cuts(kind, n, gives, frozen):
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_value_in_an_attribute_crosses_cuts(n):
-    check_steps(UNet, Kept, n)
+@pytest.mark.parametrize("kind", [Kept, OnClass, InTuple, InClosure])
+def test_a_value_in_a_place_for_one_crosses_cuts(monkeypatch, kind, n):
+    monkeypatch.setattr(OnClass, "x", None)
+    monkeypatch.setattr(InTuple, "held", (None, 0))
+    check_steps(UNet, kind, n)
 
 
 def check_steps(make, *args, **kwargs):

@@ -15,17 +15,31 @@ import types
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from ...torch_private import dict_version
+from ..inputs.structure import flatten
 from .cells import ArrayCell, Cell, content, contents
 
-__all__ = ["SIMPLE", "Glance", "Remembered", "Seen", "addresses", "are_same", "is_data", "put_on"]
+__all__ = [
+    "SIMPLE",
+    "Glance",
+    "Remembered",
+    "Seen",
+    "addresses",
+    "are_same",
+    "is_data",
+    "put_on",
+    "tells_equality",
+    "told_apart",
+]
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Told = TypeVar("_Told")
 
 SIMPLE = (int, float, str, bytes, bool, type(None))
+_MANY = torch.Tensor, np.ndarray
 _ROWS: tuple[Any, ...] = (list, collections.deque)
 _PLAIN = frozenset({dict, collections.OrderedDict, set, *_ROWS})
 _ADDRESS_BYTES = ctypes.sizeof(ctypes.c_void_p)
@@ -213,6 +227,20 @@ class Glance:
         elif not any(rows[1] is start for start in self._starts):  # nothing but starts is held for it
             self._starts.append(rows[1])
         return steps
+
+
+def tells_equality(value: Any) -> bool:
+    """Whether ``==`` gives a truth for a value: a number, text, or a tuple without tensors and arrays."""
+    if isinstance(value, tuple):
+        return not any(isinstance(v, _MANY) for v in flatten(value)[0])
+    return isinstance(value, SIMPLE)
+
+
+def told_apart(value: Any) -> Any:
+    """A value as ``==`` may tell it from others: of tensors and arrays in it the class alone."""
+    if tells_equality(value):
+        return value
+    return tuple(type(v) if isinstance(v, _MANY) else v for v in flatten(value)[0])
 
 
 def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -24,6 +24,7 @@ from ..inputs.held_numbers import place_inside
 from . import global_hooks
 from .cells import Cell, content
 from .global_names import come_to
+from .quick_check import tells_equality
 from .reach import HOOKS, Reached
 
 __all__ = [
@@ -268,7 +269,11 @@ def is_same(now: Any, before: Any) -> bool:
         if is_transformed(now) or is_transformed(before):
             return False
         return now.device != before.device or now.untyped_storage()._cdata == before.untyped_storage()._cdata
-    return isinstance(now, _SIMPLE) and type(now) is type(before) and bool(now == before)
+    if type(now) is not type(before):
+        return False
+    if tells_equality(now) and tells_equality(before):
+        return bool(now == before)
+    return isinstance(now, tuple) and are_same(now, before)
 
 
 def is_switched(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:

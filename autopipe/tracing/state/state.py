@@ -28,7 +28,7 @@ from ..inputs.contents import are_equal_tensors
 from .cells import content, place
 from .iterators import Spent
 from .mode_writes import BeforeWrites
-from .quick_check import SIMPLE, Glance, Seen, is_data, put_on
+from .quick_check import SIMPLE, Glance, Seen, is_data, put_on, told_apart
 from .reach import Reached, reached, saved, state_of
 from .turns import in_turn
 
@@ -476,11 +476,11 @@ class _Beside:
             asked = {k: known.get(k) for k in before}
             out.update({(path, f"{name}.{k}"): v for k, v in asked.items() if isinstance(v, SIMPLE)})
         for path, name, cls, before, _ in self.classes:
-            plain = (k for k, v in before.items() if isinstance(v, (*SIMPLE, tuple)))
-            out.update({(path, f"{name}.{k}"): vars(cls).get(k) for k in plain})
+            asked = {k: vars(cls).get(k) for k, v in before.items() if isinstance(v, (*SIMPLE, tuple))}
+            out.update({(path, f"{name}.{k}"): told_apart(v) for k, v in asked.items()})
         for path, name, _, new in self.put_on_classes():
             out.update({(path, f"{name}.{k}"): v for k, v in new.items() if isinstance(v, SIMPLE)})
-        out.update({(p, n): content(c) for p, n, c, v in self.cells if isinstance(v, SIMPLE)})
+        out.update({(p, n): told_apart(content(c)) for p, n, c, v in self.cells if isinstance(v, SIMPLE)})
         return out
 
 
