@@ -38,7 +38,7 @@ from .new_kinds import recorded_beside
 from .runs.assumptions import Assumptions
 from .runs.size_attributes import follow_sizes, sizes_of
 from .sizes.dims import axis_of
-from .sizes.variation import Mixing, Variation
+from .sizes.variation import Mixing, Tail, Variation
 from .state.example_data import all_on
 from .state.readers import Change, Kind
 from .state.state import note_written
@@ -515,16 +515,17 @@ class Capture:
         with all_on(self.device, self.model):  # its stages may have been put elsewhere
             return self.again(self, self.policy, asks_anew=True).variation
 
-    def asked_of_more(self, number: int, values: Mapping[str, Any], n_rows: int) -> Mixing:
+    def asked_of_more(self, number: int, values: Mapping[str, Any], n_rows: int, tail: Tail) -> Mixing:
         """How rows depend on one another in a form of its own of the model's mode, asked of ``n_rows`` too.
 
-        ``values`` are a batch that asks for it. Raises :class:`AutopipeError` where that cannot be asked.
+        So it is ahead of a ``tail`` that has the whole batch. ``values`` are a batch that asks for the form.
+        Raises :class:`AutopipeError` where that cannot be asked.
         """
         if self.new_forms is None:
             raise CaptureError("a copy of a capture asks no more of the model")
         training = self.model.training
         place = self.own[training].index(number)
-        return self.new_forms.asked_of_more(training, place, self.inputs, values, n_rows)
+        return self.new_forms.asked_of_more(training, place, self.inputs, values, n_rows, tail)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """A call's arguments as the captured model gets them: a transformers model without its cache.

@@ -22,7 +22,7 @@ from .inputs.caches import switched_off
 from .rows.analysis import mixing_of
 from .runs.session import Session
 from .sizes import dims as sizing
-from .sizes.variation import Mixing
+from .sizes.variation import Mixing, Tail
 from .state.example_data import all_on, check_untransformed
 from .state.garbage import seldom_searched
 from .state.global_hooks import unseen
@@ -115,11 +115,18 @@ class NewForms:
             return self._added(forms)
 
     def asked_of_more(
-        self, training: bool, place: int, inputs: Inputs, values: Mapping[str, torch.Tensor], n_rows: int
+        self,
+        training: bool,
+        place: int,
+        inputs: Inputs,
+        values: Mapping[str, torch.Tensor],
+        n_rows: int,
+        tail: Tail,
     ) -> Mixing:
         """How rows depend on one another in the form at a ``place`` among those of a mode, of ``n_rows`` too.
 
-        It is run on rows of the ``values``. Raises :class:`AutopipeError` where these do not ask for it.
+        Ahead of its ``tail``, if it has any. It is run on rows of the ``values``. Raises
+        :class:`AutopipeError` where these do not ask for it.
         """
         check_untransformed(inputs.model)
         made = self.made
@@ -131,7 +138,7 @@ class NewForms:
                     beside = {flag: forms[place] for flag, forms in each.items() if place < len(forms)}
                     is_of_both = place == 0 or all(other is form for other in beside.values())
                     asked = beside if is_of_both else {training: form}
-                    return mixing_of(session, asked, tensors, made.variations[id(form)])
+                    return mixing_of(session, asked, tensors, made.variations[id(form)], tail)
         raise CaptureError("fewer rows answer otherwise what the model asks of all")
 
     @contextlib.contextmanager

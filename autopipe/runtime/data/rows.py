@@ -18,7 +18,7 @@ from ...graph import Op, OpGraph, batch_dim
 from ...stages import Stage, relative_error, run_values
 from ...tracing.calls.labels import DEFAULTS, MODULES
 from ...tracing.rows.tail import join, row_axes, taken_amiss
-from ...tracing.sizes.variation import Mixing, said_nearly
+from ...tracing.sizes.variation import Mixing, Tail, said_nearly
 from ...tracing.state.whole_layers import MODE_OF
 from .microbatch import Batch, Splitter, with_forms
 from .outputs import Outputs
@@ -126,7 +126,7 @@ class MixedRows:
 
     def _why_not_apart(self) -> str:
         """Why what mixes rows does not run once on the whole batch, where that was asked for."""
-        if self._mode != "tail":
+        if self._mode != "tail" or self._is_whole:
             return ""
         planned = "its plan cuts what follows: plan for several microbatches" if self._tail.ops else ""
         why = self._tail.obstacle or planned
@@ -287,14 +287,16 @@ class MixedRows:
         is_fed = any(isinstance(v, Tensor) and v.is_meta for v in batch.whole.values())
         found, usual = [], self._capture.own[training][0]
         for number in sorted({*batch.forms} or {usual}):
-            of_form = self._capture.forms[training][number].variation.mixing
-            known = self._mixing if number == usual else of_form
+            known: Mixing | Tail = self._capture.forms[training][number].variation.mixing
+            tail = self._tail if number == usual and self._is_whole else Tail()
+            if number == usual:
+                known = tail if self._is_whole else self._mixing
             while n := max((n for n in known.unasked if n <= n_rows), default=0):
                 key = training, number, n
                 if key not in self._of_more and is_fed:
                     break
                 if key not in self._of_more:
-                    self._of_more[key] = self._asked_of(number, batch, n, running)
+                    self._of_more[key] = self._asked_of(number, batch, n, tail, running)
                 known = self._of_more[key]
                 found.append(known)
         return found
@@ -304,6 +306,7 @@ class MixedRows:
         number: int,
         batch: Batch,
         n_rows: int,
+        tail: Tail,
         running: Callable[[], contextlib.AbstractContextManager[None]] | None,
     ) -> Mixing:
         why = "the stages were wrapped"
@@ -313,7 +316,7 @@ class MixedRows:
         try:
             if running is not None:
                 with running():
-                    return self._capture.asked_of_more(number, values, n_rows + 1)
+                    return self._capture.asked_of_more(number, values, n_rows + 1, tail)
         except AutopipeError as error:
             why = str(error)
         self._tell(

@@ -28,7 +28,7 @@ from .one_row import fault_in_one_row
 from .other_answers import FormPairs, parting, two_rows
 from .per_call_state import CallsInTurn, by_backward, by_call, by_gradients, carried_by, movers
 from .results import Rows
-from .tail import find_tail
+from .tail import ahead_of, find_tail
 from .uneven_totals import uneven_totals
 
 __all__ = [
@@ -83,7 +83,8 @@ def with_rows_of_the_example(
         found = dataclasses.replace(found, carried=f"one call moves {', '.join(moved[:3])} for the next")
 
     def tail_from(names: Collection[str]) -> Tail:
-        tail = find_tail(session.code, *told, session.start, found, names, takes=takes)
+        told_of = session.code, *told, session.start, found, names
+        tail = find_tail(*told_of, takes=takes, n_rows=session.n_rows)
         if tail.ops and _held_back_ahead(session, forms[False], given, variation, tail):
             return Tail(obstacle="gradients ahead of what follows hang on all rows")
         return tail
@@ -365,8 +366,13 @@ def mixing_of(
     forms: Mapping[bool, Recording],
     given: Mapping[str, torch.Tensor],
     variation: Variation,
+    tail: Tail,
 ) -> Mixing:
-    """How rows depend on one another in a form, by training flag where it is one of both modes."""
+    """How rows depend on one another in a form, by training flag where it is one of both modes.
+
+    Ahead of the ``tail``, where it is run on the whole batch.
+    """
+    forms = ahead_of(forms, tail) if tail.ops else forms
     dims, given = apart(variation.dims, given)
     start, told = session.start, (dims, variation.shapes, session.device)
     if len(forms) == 1:
@@ -391,7 +397,8 @@ def with_tail_behind(
     dims, given = apart(variation.dims, given)
     firsts = {flag: each[0] for flag, each in forms.items()}
     told = (firsts, given, dims, variation.shapes, session.device, session.start, variation.mixing)
-    tail = find_tail(session.code, *told, own.union(variation.tail.ops), takes=variation.takes_rows)
+    names = own.union(variation.tail.ops)
+    tail = find_tail(session.code, *told, names, takes=variation.takes_rows, n_rows=session.n_rows)
     if not tail.ops:
         return variation
     return dataclasses.replace(variation, tail=dataclasses.replace(tail, ops=(*tail.ops, *sorted(alone))))

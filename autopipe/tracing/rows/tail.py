@@ -44,7 +44,7 @@ from .per_call_state import carriers
 from .results import ALLOWED, ROUNDED, Rows, is_close
 from .varied_data import made_of_rows, unlike
 
-__all__ = ["find_tail", "is_late", "join", "row_axes", "taken_amiss"]
+__all__ = ["ahead_of", "find_tail", "is_late", "join", "row_axes", "taken_amiss"]
 
 MOST_PARAMETERS = 0.5
 """The share of a model's parameters that its tail may have: with more, the mixing is in the middle."""
@@ -134,10 +134,12 @@ def find_tail(
     names: Collection[str] = (),
     *,
     takes: Callable[[int], bool],
+    n_rows: int = 0,
 ) -> Tail:
     """The tail of a model ``found`` to mix rows, or from calls by ``names`` on; ``start`` sets the mode.
 
-    ``takes`` tells for how many rows the forms are right: two alone may mix where more hide that.
+    ``takes`` tells for how many rows the forms are right: two alone may mix where more hide that. For
+    ``n_rows`` see :func:`mixing`.
 
     Layers that keep statistics of batches (batch norm) belong to it if they come late in a model that mixes
     rows in evaluation too. Else they are left out, and each microbatch is a batch of its own there.
@@ -170,7 +172,7 @@ def find_tail(
         tails = (_tail(model, views, given, device, start, begun, lasts) for lasts in (True, False))
         narrow = next(tails)
         if not (found.always or found.training):
-            return narrow
+            return dataclasses.replace(narrow, unasked=found.unasked, nearly=found.nearly)
         judged = judge(narrow, views, starts)
         return judged if judged.ops else judge(next(tails), views, starts)
 
@@ -178,20 +180,18 @@ def find_tail(
         """The tail if nothing ahead of it mixes rows, or else why there is none."""
         if not tail.ops:
             return tail
-        ahead = {flag: each[0].ahead(tail) for flag, each in views.items()}
-        if forms[False] is forms[True]:
-            ahead = dict.fromkeys(ahead, ahead[True])
+        ahead = ahead_of({flag: forms[flag] for flag in views}, tail)
         if False not in ahead:
             ahead, starts = {False: ahead[True]}, {False: starts[True]}
 
         def begin(flag: bool) -> None:
             starts[flag]()
 
-        mixed = mixing(code, ahead, given, dims, shapes, device, begin, takes=takes)
+        mixed = mixing(code, ahead, given, dims, shapes, device, begin, takes=takes, n_rows=n_rows)
         ahead_of_it = mixed.always or mixed.training
         if ahead_of_it:
             return Tail(obstacle=f"ahead of what follows from it is {ahead_of_it}")
-        return dataclasses.replace(tail, nearly=mixed.nearly)
+        return dataclasses.replace(tail, unasked=mixed.unasked, nearly=mixed.nearly)
 
     begun = frozenset(names) | (carriers(code, forms[True]) if found.carried else frozenset[str]())
     with torch.no_grad(), warnings.catch_warnings():
@@ -208,6 +208,27 @@ def find_tail(
             if any(form.takes_grad_mode for form in forms.values()):
                 return Tail(obstacle="it takes derivatives, which rows joined before it have none of")
             return Tail(obstacle=f"its rows could not be told apart: {first_line(error)}")
+
+
+def ahead_of(forms: Mapping[bool, Recording], tail: Tail) -> dict[bool, Recording]:
+    """Forms up to their tail, by training flag, which give what that takes; one of both modes stays one."""
+    found = {id(form): _ahead(form, tail) for form in forms.values()}
+    return {flag: found[id(form)] for flag, form in forms.items()}
+
+
+def _ahead(form: Recording, tail: Tail) -> Recording:
+    *calls, output = (c for c in form.calls if c.name not in tail.ops)
+    taken = (c for c in _taken(form, tail.ops) if c.name not in tail.again)
+    given = Call("output", output.target, (tuple(taken),), name=output.name)
+    return dataclasses.replace(form, calls=[*calls, given], guards=[])
+
+
+def _taken(form: Recording, names: Iterable[str]) -> list[Call]:
+    """The calls outside the tail whose values it takes; the form's output is at its end."""
+    own = {*names}
+    inside = [c for c in form.calls if c.name in own or c.op == "output"]
+    found = dict.fromkeys(c for call in inside for c in call.inputs if c.name not in own)
+    return [c for c in found if c.op not in ("placeholder", "get_attr")]
 
 
 def is_late(model: nn.Module, form: Recording, names: Collection[str]) -> bool:
@@ -436,23 +457,9 @@ class _View:
 
     # -- what goes into the tail --------------------------------------------------------------------
 
-    def taken(self, names: Iterable[str]) -> list[Call]:
-        """The calls outside the tail whose values it takes; the model's output is at its end."""
-        own = {*names}
-        inside = [c for c in self.form.calls if c.name in own or c.op == "output"]
-        found = dict.fromkeys(c for call in inside for c in call.inputs if c.name not in own)
-        return [c for c in found if c.op not in ("placeholder", "get_attr")]
-
-    def ahead(self, tail: Tail) -> Recording:
-        """The form up to its tail, which gives what that takes."""
-        *calls, output = (c for c in self.form.calls if c.name not in tail.ops)
-        taken = (c for c in self.taken(tail.ops) if c.name not in tail.again)
-        given = Call("output", output.target, (tuple(taken),), name=output.name)
-        return dataclasses.replace(self.form, calls=[*calls, given], guards=[])
-
     def frontier(self, names: frozenset[str]) -> tuple[set[str], set[str]]:
         """Of what the tail takes, the calls to make again from sizes, and those that cannot be joined."""
-        again, unfit, todo = set[str](), set[str](), self.taken(names)
+        again, unfit, todo = set[str](), set[str](), _taken(self.form, names)
         while todo:
             call = todo.pop()
             if call.name in again or self.joins(call):
@@ -469,7 +476,7 @@ class _View:
 
     def joined(self, names: frozenset[str]) -> list[Call]:
         """The calls outside the tail whose values of pieces it takes joined."""
-        return [c for c in self.taken(names) if self.joins(c)]
+        return [c for c in _taken(self.form, names) if self.joins(c)]
 
     def joins(self, call: Call) -> frozenset[bool]:
         """How the values of a call in pieces may lie to be joined; in no way where they cannot be."""
@@ -545,7 +552,7 @@ class _View:
                 [self._axis(c, i) for i in range(self._count(c))],
                 [self.n_rows] * 2 if c.name in blocks else (),
             )
-            for c in self.taken(names)
+            for c in _taken(self.form, names)
         }
         begin()
         expected = replay(self.model, self.form, whole, device).result

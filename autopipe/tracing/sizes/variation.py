@@ -133,8 +133,8 @@ class Tail:
     ``ops`` are all that follow from a mixing of rows; ``again`` those before them, of sizes alone, that they
     need at the batch's sizes. Without any, ``obstacle`` says why there is none. ``before`` says what mixes
     rows ahead of it, in training alone. ``blocks``: what they take that has several places for each row, of
-    which one of all rows comes ahead of the next, as behind ``cat([view, other_view])``. ``nearly``: as in
-    :class:`Mixing`, ahead of them.
+    which one of all rows comes ahead of the next, as behind ``cat([view, other_view])``. ``unasked`` and
+    ``nearly``: as in :class:`Mixing`, ahead of them.
     """
 
     ops: tuple[str, ...] = ()
@@ -142,6 +142,7 @@ class Tail:
     obstacle: str = ""
     before: str = ""
     blocks: tuple[str, ...] = ()
+    unasked: tuple[int, ...] = dataclasses.field(default=(), compare=False)
     nearly: str = dataclasses.field(default="", compare=False)
 
 

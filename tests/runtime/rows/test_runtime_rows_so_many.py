@@ -12,7 +12,7 @@ import pytest
 import so_many_ranks
 import torch
 from processes import run_ranks
-from so_many_models import Bright, Images, centred, expected, held_back, images, laid_out, trained
+from so_many_models import Bright, Images, Matched, centred, expected, held_back, images, laid_out, trained
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autopipe
@@ -125,6 +125,25 @@ def test_so_is_each_form_of_a_model_that_asks_of_data(
         assert found == pytest.approx(loss, rel=1e-5)
         torch.testing.assert_close(of_weights, gradients, rtol=1e-3, atol=1e-5)
     assert "could not be asked" not in caplog.text
+
+
+@pytest.mark.parametrize("then", [laid_out, centred])
+def test_so_is_what_lies_ahead_of_an_end_that_has_the_whole_batch(then: Any) -> None:
+    torch.manual_seed(0)
+    model = Matched(then)
+    twin = copy.deepcopy(model)
+    rt = autopipe.split(
+        model, 2, images(8), costs="estimated", n_microbatches=4, closed=["enlarge"]
+    ).runtime()
+    for n in (8, 60, 64):
+        if then is centred and n == 64:
+            with pytest.raises(InputError, match=r"depend on one another \([^;]* how many .*\), so its"):
+                rt.step(*images(n))
+            break
+        found, of_weights = trained(rt, *images(n), 4)
+        loss, gradients = expected(twin, *images(n))
+        assert found == pytest.approx(loss, rel=1e-5)
+        torch.testing.assert_close(of_weights, gradients, rtol=1e-3, atol=1e-5)
 
 
 def test_where_it_cannot_be_asked_this_is_said(pipes: Any, caplog: pytest.LogCaptureFixture) -> None:
