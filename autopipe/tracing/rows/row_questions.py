@@ -176,7 +176,8 @@ def _questions(
         yield functools.partial(_among_more, asked.seen, n // 2 + 1, dim, shapes), True
         if in_gradients is not None:
             yield functools.partial(in_gradients.fault, [n // 2 + 1]), True
-    for n in sorted(n for n in found.exactly if asks_of_many and asked.takes(n)):
+    exactly = found.exactly | _untold(asked, found)
+    for n in sorted(n for n in exactly if asks_of_many and asked.takes(n)):
         if not asked.affords(n):
             unasked.add(n)
             continue
@@ -242,8 +243,7 @@ def _numbers_of_rows(
     far.update({n: words for n, words in met.far.items() if asked.takes(n + 2)})
     cuts = rows_to_try(watch.noted.beyond if watch.noted else (), least, most)
     counted = beside_counts(form, lambda call: bool(_places(asked, [call])), least)
-    untold = {n for n in met.untold if least < n <= MOST}
-    found = beside_places(form, least, most).union(counted, cuts, met.near, untold)
+    found = beside_places(form, least, most).union(counted, cuts, met.near, _untold(asked, met))
     found = {n for n in found if asked.takes(n + 2)}
     unasked |= {n for n in found if not asked.affords(n)}
     found -= unasked
@@ -252,6 +252,11 @@ def _numbers_of_rows(
             far[n] = words
             break
     return sorted(n for n in found if n <= MOST)
+
+
+def _untold(asked: Asked, met: Met) -> set[int]:
+    """Numbers of rows, more than many, that code names, and that no call by itself could be told of."""
+    return {n for n in met.untold if 2 * asked.times < n <= MOST}
 
 
 def _looked_at(ran: CodeRun, question: Callable[[], str]) -> str:

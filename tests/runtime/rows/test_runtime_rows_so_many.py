@@ -12,7 +12,18 @@ import pytest
 import so_many_ranks
 import torch
 from processes import run_ranks
-from so_many_models import Bright, Images, Matched, centred, expected, held_back, images, laid_out, trained
+from so_many_models import (
+    Bright,
+    Exactly,
+    Images,
+    Matched,
+    centred,
+    expected,
+    held_back,
+    images,
+    laid_out,
+    trained,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autopipe
@@ -125,6 +136,22 @@ def test_so_is_each_form_of_a_model_that_asks_of_data(
         assert found == pytest.approx(loss, rel=1e-5)
         torch.testing.assert_close(of_weights, gradients, rtol=1e-3, atol=1e-5)
     assert "could not be asked" not in caplog.text
+
+
+def test_so_are_exactly_as_many() -> None:
+    torch.manual_seed(0)
+    model = Images(centred, 64)
+    model.enlarge = Exactly(centred, 64)
+    twin = copy.deepcopy(model)
+    rt = autopipe.split(
+        model, 2, images(8), costs="estimated", n_microbatches=4, closed=["enlarge"]
+    ).runtime()
+    found, of_weights = trained(rt, *images(60), 4)
+    loss, gradients = expected(twin, *images(60))
+    assert found == pytest.approx(loss, rel=1e-5)
+    torch.testing.assert_close(of_weights, gradients, rtol=1e-3, atol=1e-5)
+    with pytest.raises(InputError, match=r"depend on one another .* where they are 64"):
+        rt.step(*images(64))
 
 
 @pytest.mark.parametrize("then", [laid_out, centred])
