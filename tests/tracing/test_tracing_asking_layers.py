@@ -182,3 +182,25 @@ def test_what_asks_is_asked_by_number_once_where_it_does_the_same(
     monkeypatch.setattr(RowsMet, "_ask_of_each_number", noting)
     assert not found(otherwise is masked, evenly, plain, otherwise)
     assert asked == ["layer"]
+
+
+class Gated(nn.Module):
+    """Makes something of so many rows, as much as its gate lets through."""
+
+    def __init__(self, gate: float) -> None:
+        super().__init__()
+        self.gate, self.linear = nn.Parameter(torch.full((4,), gate)), nn.Linear(4, 4)
+
+    def forward(self, h: Tensor) -> Tensor:
+        if h.shape[0] >= 20:
+            h = h + self.gate * (h - h.mean(0))
+        return self.linear(h)
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+def test_a_layer_whose_gate_is_shut_tells_nothing_of_one_like_it(is_within: bool) -> None:
+    torch.manual_seed(0)
+    gated = Gated(0.0), Gated(1.0)
+    layers = [nn.Sequential(nn.Linear(4, 4), each) if is_within else each for each in gated]
+    mixing = capture(nn.Sequential(*layers), (torch.randn(4, 4),), closed=["0", "1"]).variation.mixing
+    assert "others where they are 20" in mixing.always

@@ -20,7 +20,7 @@ from ...torch_private import code_of_operator, operators_named
 from ..calls.call import Call, Depends, Recording, calls_in
 from ..calls.functions import REQUIRING
 from ..calls.kinds import is_own_number, own_numbers
-from ..calls.members import modules_in
+from ..calls.members import buffers_in, modules_in, parameters_in
 from ..calls.named import Named, Setter, is_code
 from ..inputs.contents import is_filled
 from ..state.global_names import globals_in, is_foreign
@@ -178,6 +178,13 @@ class OwnCode:
         each = self._numbers(call.op == "call_module", call.target)
         return tuple(itertools.chain(*(words for *_, words in each)))
 
+    def even(self, call: Call) -> tuple[float | None, ...]:
+        """The one number that each weight and buffer of a layer holds throughout, as gates do; else None."""
+        if call.op != "call_module":
+            return ()
+        module = self.model.get_submodule(call.target)
+        return tuple(_throughout(t) for _, t in (*parameters_in(module), *buffers_in(module)))
+
     def is_scripted(self, call: Call) -> bool:
         """Whether some of those are scripted functions or layers, whose graphs no mode for functions sees."""
         return bool(self._scripted(call.op == "call_module", call.target))
@@ -315,6 +322,15 @@ def _texts_in(code: types.CodeType) -> frozenset[str]:
     """The texts among what is written in code, names of arguments that it gives among them."""
     rows = (held if isinstance(held, tuple) else (held,) for held in _constants_in(code))
     return frozenset(each for row in rows for each in row if isinstance(each, str))
+
+
+def _throughout(tensor: torch.Tensor) -> float | None:
+    """The number that all places of a plain tensor hold; most that hold others are told by their ends."""
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    if not (is_plain and tensor.is_floating_point() and tensor.numel()) or tensor.is_meta:
+        return None
+    first, last = (tensor.detach()[(at,) * tensor.ndim] for at in (0, -1))
+    return first.item() if bool(first == last) and bool((tensor == first).all()) else None
 
 
 def _given_of_calls(call: Call, function: Any) -> list[bool]:

@@ -279,7 +279,8 @@ class RowsMet:
         """
         asking = Call("call_module", f"{call.target}.{doing.path}")
         codes = frozenset(f.__code__ for f, _ in self._code.functions(asking))
-        known = self._code.same_by_number.setdefault((codes, self._code.told(asking), doing.done), set())
+        kind = codes, self._code.told(asking), self._code.even(asking), doing.done
+        known = self._code.same_by_number.setdefault(kind, set())
         if not self._numbers(call) <= known:
             with ResultsWithin(self._code.model.get_submodule(asking.target), doing.axis) as within:
                 same = self._ask_of_each_number(call, twos, False, within)
@@ -501,6 +502,7 @@ class RowsMet:
         kind = (
             frozenset(f.__code__ for f, _ in self._code.functions(call)),
             self._code.told(call),
+            self._code.even(call),
             self._code.model.training,
             str(map_calls((call.args, call.kwargs), lambda c: None)),
             asked,
