@@ -285,20 +285,21 @@ class MixedRows:
         """
         n_rows, training = sum(batch.rows), self._model.training
         is_fed = any(isinstance(v, Tensor) and v.is_meta for v in batch.whole.values())
-        found, usual = [], self._capture.own[training][0]
+        found, usual = list[Mixing](), self._capture.own[training][0]
+        tail = self._tail if self._is_whole else Tail()
         for number in sorted({*batch.forms} or {usual}):
-            known: Mixing | Tail = self._capture.forms[training][number].variation.mixing
-            tail = self._tail if number == usual and self._is_whole else Tail()
-            if number == usual:
-                known = tail if self._is_whole else self._mixing
-            while n := max((n for n in known.unasked if n <= n_rows), default=0):
+            known = self._capture.forms[training][number].variation.mixing
+            unasked = self._mixing.unasked if number == usual else known.unasked
+            if self._is_whole:  # ahead of the end, where further forms have the calls of the first
+                unasked = (*self._tail.unasked, *(unasked if number != usual else ()))
+            while n := max((n for n in unasked if n <= n_rows), default=0):
                 key = training, number, n
                 if key not in self._of_more and is_fed:
                     break
                 if key not in self._of_more:
                     self._of_more[key] = self._asked_of(number, batch, n, tail, running)
-                known = self._of_more[key]
-                found.append(known)
+                found.append(self._of_more[key])
+                unasked = found[-1].unasked
         return found
 
     def _asked_of(

@@ -70,6 +70,7 @@ class Matched(Images):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         found = self.last(self.enlarge(self.first(x)).relu()).mean((2, 3))
+        y = y / 10 if (y.mean((1, 2, 3)) > 5).any() else y
         return F.cross_entropy(found @ y.mean((2, 3)).T, torch.arange(len(x)))
 
 

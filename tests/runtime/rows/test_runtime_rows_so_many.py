@@ -155,7 +155,9 @@ def test_so_are_exactly_as_many() -> None:
 
 
 @pytest.mark.parametrize("then", [laid_out, centred])
-def test_so_is_what_lies_ahead_of_an_end_that_has_the_whole_batch(then: Any) -> None:
+@pytest.mark.parametrize("more", [0, 10])
+def test_so_is_what_lies_ahead_of_an_end_that_has_the_whole_batch(more: int, then: Any) -> None:
+    """In each form of a model that asks something there."""
     torch.manual_seed(0)
     model = Matched(then)
     twin = copy.deepcopy(model)
@@ -163,12 +165,14 @@ def test_so_is_what_lies_ahead_of_an_end_that_has_the_whole_batch(then: Any) -> 
         model, 2, images(8), costs="estimated", n_microbatches=4, closed=["enlarge"]
     ).runtime()
     for n in (8, 60, 64):
+        x, y = images(n)
+        y += more
         if then is centred and n == 64:
             with pytest.raises(InputError, match=r"depend on one another \([^;]* how many .*\), so its"):
-                rt.step(*images(n))
+                rt.step(x, y)
             break
-        found, of_weights = trained(rt, *images(n), 4)
-        loss, gradients = expected(twin, *images(n))
+        found, of_weights = trained(rt, x, y, 4)
+        loss, gradients = expected(twin, x, y)
         assert found == pytest.approx(loss, rel=1e-5)
         torch.testing.assert_close(of_weights, gradients, rtol=1e-3, atol=1e-5)
 
