@@ -135,5 +135,5 @@ def buffers(model: nn.Module, **named: Tensor) -> None:
 
 
 for _room in ROOMS:
-    # code that asks for all that its file has would come to every trap by it
-    del importlib.import_module(f".{_room}", __package__).trap
+    # code that asks for all that its file has would come to every trap by it; a room being imported has none
+    vars(importlib.import_module(f".{_room}", __package__)).pop("trap", None)

@@ -40,7 +40,7 @@ class ResultsWithin:
     """Within it a ``layer`` shows what it gives, with rows along an ``axis``, as what it is in runs."""
 
     def __init__(self, layer: nn.Module, axis: int) -> None:
-        self._layer, self._axis, self.last = layer, axis, torch.empty(0)
+        self._layer, self._axis, self.last = layer, axis, torch.empty(0, device="cpu")
 
     def __enter__(self) -> ResultsWithin:
         self._handle = self._layer.register_forward_hook(self._keep)
@@ -121,7 +121,11 @@ class AskingLayers(RowCounts):
             self._within = self._within[:-1]
         with Unwatched():
             done.append(outline(without_counts(result)))
-            made = result if isinstance(result, Tensor) and result.is_floating_point() else torch.empty(0)
+            made = (
+                result
+                if isinstance(result, Tensor) and result.is_floating_point()
+                else torch.empty(0, device="cpu")
+            )
             axes = [axis for axis, size in enumerate(made.shape) if size and size % self.n == 0]
             self._axes[path] = axes[0] if len(axes) == 1 else None
             self._is_told &= all((t := at()) is None or t._version == version for at, version in before)
