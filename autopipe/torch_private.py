@@ -31,6 +31,7 @@ from torch._C._autograd import _get_sequence_nr as _next_number
 from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 from torch.autograd.graph import log as _backward_log
 from torch.autograd.variable import Variable
+from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -72,6 +73,7 @@ __all__ = [
     "fx_graph",
     "grad_mode",
     "gradients",
+    "is_cached_weight",
     "is_called_plainly",
     "is_in_transform",
     "is_operator",
@@ -160,6 +162,11 @@ def unwatched() -> Iterator[None]:
 def sequence_number(node: Node) -> int:
     """When a node of a graph was made, counted in the thread that made it; leaves come behind all others."""
     return int(node._sequence_nr())
+
+
+def is_cached_weight(tensor: Tensor) -> bool:
+    """Whether a parametrization's weight is kept for now: see ``torch.nn.utils.parametrize.cached``."""
+    return any(kept is tensor for kept in parametrize._cache.values())
 
 
 def newest() -> int:

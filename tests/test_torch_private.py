@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
 import autopipe
@@ -545,6 +546,20 @@ def test_code_that_asks_for_overridden_functions_does_not_see_a_hidden_mode() ->
     with Seen(), private.HiddenMode():
         assert is_overridden(ONE)
     assert torch.overrides.has_torch_function is torchs
+
+
+def test_weights_of_parametrizations_are_kept_for_as_long_as_they_are_cached() -> None:
+    class Doubled(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return weight * 2
+
+    layer = parametrize.register_parametrization(nn.Linear(2, 2), "weight", Doubled())
+    with parametrize.cached():
+        kept = layer.weight
+        assert layer.weight is kept
+        assert private.is_cached_weight(kept)
+        assert not private.is_cached_weight(layer.bias)
+    assert not private.is_cached_weight(kept)
 
 
 def test_nodes_are_numbered_as_they_are_made_and_leaves_last() -> None:

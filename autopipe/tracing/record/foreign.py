@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...torch_private import newest, sequence_number
+from ...torch_private import is_cached_weight, newest, sequence_number
 from ..calls.functions import tensors
 from ..inputs.structure import flatten
 
@@ -109,7 +109,12 @@ class Foreign:
                 self._note_tensors(value, own)
 
     def _is_taken(self, tensor: torch.Tensor) -> bool:
-        """Whether others have made a tensor in this recording, and the leaf that runs is not given it."""
+        """Whether others have made a tensor in this recording, and the leaf that runs is not given it.
+
+        Not so a weight that torch keeps for whoever asks: without that the leaf makes it itself.
+        """
+        if is_cached_weight(tensor):
+            return False
         if (node := tensor.grad_fn) is None:
             is_of_others = self.is_computed(tensor)
         else:
