@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 
 from ..torch_private import pytree
-from .replay import Piece, Replay, Tape
+from .replay import Piece, Replay, Tape, leaf
+from .samples import next_to_every
 from .timers import Stopwatch
 
 __all__ = ["Parts", "leaning"]
-
-_NEXT_TO_EVERY = 10
-"""Of so many rounds, one may tell otherwise."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class Parts:
         if not self._held:
             self._held = self._in_turn()
         piece, held = self._pieces[number], self._held[number]
-        env = {name: pytree.tree_map_only(Tensor, _anew, value) for name, value in held.takes.items()}
+        env = {name: pytree.tree_map_only(Tensor, leaf, value) for name, value in held.takes.items()}
         tape = self.replay.forward(piece, env, watch("F"), self._over)
         roots, gradients = self.replay.gradients(Tape(tape.roots, held.leaves, tape.feed))
         with watch("B"):
@@ -94,9 +92,8 @@ def leaning(by_ops: Sequence[float], rounds: Sequence[Sequence[float]]) -> list[
     found = []
     for number, own in enumerate(by_ops):
         share = own / sum(by_ops)
-        ratios = sorted(r[number] / sum(r) / share for r in rounds)
-        n_told = len(ratios) - len(ratios) // _NEXT_TO_EVERY
-        is_told = ratios[n_told - 1] < 1.0 or ratios[-n_told] > 1.0
+        ratios = [r[number] / sum(r) / share for r in rounds]
+        is_told = next_to_every(r < 1.0 for r in ratios) or next_to_every(r > 1.0 for r in ratios)
         found.append(statistics.median(ratios) if is_told else 1.0)
     total = sum(f * own for f, own in zip(found, by_ops, strict=True)) / sum(by_ops)
     return [f / total for f in found]
@@ -110,8 +107,3 @@ def _shared(pieces: Sequence[Piece], work_s: Callable[[Piece], float], n_parts: 
         middle = (before + end) / 2
         parts[min(n_parts - 1, int(n_parts * middle / ends[-1])) if ends[-1] else 0] += piece.nodes
     return [part for part in parts if part]
-
-
-def _anew(value: Tensor) -> Tensor:
-    """A leaf of its own: the gradient that a pass leaves is nobody else's."""
-    return value.detach().requires_grad_(value.requires_grad)

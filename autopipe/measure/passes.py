@@ -25,7 +25,7 @@ from .busy_cores import Peers
 from .kernel_counts import Kernels
 from .parts import Parts, leaning
 from .replay import Piece, Replay, Tape
-from .samples import Samples
+from .samples import Samples, next_to_every
 from .step_overheads import passed_between
 from .survey import Account, Survey, saved_values
 from .timers import Busy, Stopwatch, spread
@@ -57,8 +57,6 @@ _N_FIRST = 3
 """Passes from a step's beginning on, of which the last takes as long as those after it."""
 _N_OF_PART = 2
 """Passes over a part that count, in a round over all parts."""
-_NEXT_TO_EVERY = 10
-"""Of so many pairs of passes, alone and beside peers, one may tell otherwise."""
 
 
 class Passes:
@@ -345,9 +343,8 @@ class Passes:
         varies. Of the CPU: waiting for one is not what peers with cores of their own do to one another.
         """
         alone, busy = (self.samples.of("", CPU + x) for x in (ALONE, ""))
-        pairs = sorted(a / b for a, b in zip(reversed(alone), reversed(busy), strict=False))
-        n_told = len(pairs) - len(pairs) // _NEXT_TO_EVERY
-        return statistics.median(pairs) if pairs and pairs[n_told - 1] < 1.0 else 1.0
+        pairs = [a / b for a, b in zip(reversed(alone), reversed(busy), strict=False)]
+        return statistics.median(pairs) if next_to_every(p < 1.0 for p in pairs) else 1.0
 
     @property
     def notes(self) -> tuple[str, ...]:

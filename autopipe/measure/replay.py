@@ -34,7 +34,7 @@ from .alike_ops import stood_for
 if TYPE_CHECKING:
     from ..tracing import Capture
 
-__all__ = ["Piece", "Replay", "Tape", "reads"]
+__all__ = ["Piece", "Replay", "Tape", "leaf", "reads"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -353,7 +353,7 @@ class Replay:
                     if name not in piece.gives:
                         local.pop(name, None)
         roots = {name: local[name] for name in piece.gives}
-        leaves = {name: pytree.tree_map_only(Tensor, _leaf, value) for name, value in roots.items()}
+        leaves = {name: pytree.tree_map_only(Tensor, leaf, value) for name, value in roots.items()}
         env.update(leaves)
         return Tape(roots, leaves, feed)
 
@@ -426,5 +426,6 @@ def _method(name: str, this: Any, *args: Any, **kwargs: Any) -> Any:
     return getattr(this, name)(*args, **kwargs)
 
 
-def _leaf(value: Tensor) -> Tensor:
+def leaf(value: Tensor) -> Tensor:
+    """A leaf of its own: the gradient that a pass leaves is nobody else's."""
     return value.detach().requires_grad_(value.requires_grad)

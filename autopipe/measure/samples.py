@@ -15,8 +15,9 @@ from ..errors import StoreError
 from ..schema import Name, Real, build
 from .store import Store
 
-__all__ = ["Samples", "typical"]
+__all__ = ["Samples", "next_to_every", "typical"]
 
+_NEXT_TO_EVERY = 10
 _TAIL = 0.1
 _MOST = 100
 """Samples kept per op and part; older ones make way."""
@@ -30,6 +31,12 @@ def typical(found: Sequence[float]) -> float:
     """
     most = _longest(found)
     return statistics.fmean(min(s, most) for s in found) if found else 0.0
+
+
+def next_to_every(told: Iterable[bool]) -> bool:
+    """Whether some findings tell something, of which one in ten may tell otherwise; False of none."""
+    found = [*told]
+    return bool(found) and found.count(False) <= len(found) // _NEXT_TO_EVERY
 
 
 def _longest(found: Sequence[float]) -> float:

@@ -251,12 +251,11 @@ class Worker:
                 stack.enter_context(self.replicas.around_forward())
                 stack.enter_context(self._forward_context())
                 stack.enter_context(self._kept_away(values))
-                if self._derives and not self._step.grad:
-                    with torch.enable_grad():
-                        outputs = self.module(*values, **self._options(m))
+                if is_enabled := self._derives and not self._step.grad:
+                    stack.enter_context(torch.enable_grad())
+                outputs = self.module(*values, **self._options(m))
+                if is_enabled:
                     outputs = tuple(v.detach() if isinstance(v, Tensor) else v for v in outputs)
-                else:
-                    outputs = self.module(*values, **self._options(m))
         if self.section.is_last:
             self._keep_last(outputs, m)
         if self._probe is not None:

@@ -113,15 +113,14 @@ class Foreign:
 
         Not so a weight that torch keeps for whoever asks: without that the leaf makes it itself.
         """
-        if is_cached_weight(tensor):
-            return False
         if (node := tensor.grad_fn) is None:
             is_of_others = self.is_computed(tensor)
         else:
             number = sequence_number(node)
             is_of_others = self.began <= number < self.since
             is_of_others = is_of_others and not any(a <= number < b for a, b in self.runs[self.leaf])
-        return is_of_others and id(tensor) not in self.handed[self.leaf]
+        is_taken = is_of_others and id(tensor) not in self.handed[self.leaf]
+        return is_taken and not is_cached_weight(tensor)
 
 
 def _are_made_of(by: Iterable[torch.Tensor], given: Iterable[torch.Tensor]) -> bool:

@@ -62,14 +62,12 @@ def with_rows_of_the_example(
     What is ``known`` of another capture of the model is not asked again. Sparse tensors are asked about as
     dense ones: only these are cut into rows.
     """
-    takes = variation.takes_rows
     dims, given = apart(variation.dims, given)
     given = _dense(given)
     loose = dataclasses.replace(variation, dims=dims)
     dim, told = batch_dim(dims), (forms, given, dims, variation.shapes, session.device)
     own = None if dim is None else OwnBackwards(session.code, dim, variation.shapes)
-    ask = functools.partial(mixing, takes=takes, n_rows=session.n_rows)
-    found = known.mixing if known else ask(session.code, *told, session.start, own)
+    found = known.mixing if known else _asked(session, forms, given, variation, dims, own)
     others, calls = "", None
     if not (known or found.points):
         again, calls = (_in_turn(session, forms, given, loose, training=flag) for flag in (False, True))
@@ -84,7 +82,7 @@ def with_rows_of_the_example(
 
     def tail_from(names: Collection[str]) -> Tail:
         told_of = session.code, *told, session.start, found, names
-        tail = find_tail(*told_of, takes=takes, n_rows=session.n_rows)
+        tail = find_tail(*told_of, takes=variation.takes_rows, n_rows=session.n_rows)
         if tail.ops and _held_back_ahead(session, forms[False], given, variation, tail):
             return Tail(obstacle="gradients ahead of what follows hang on all rows")
         return tail
@@ -334,14 +332,11 @@ def with_rows(
     loose, dim = dataclasses.replace(variation, dims=dims), batch_dim(dims)
     own = None if dim is None else OwnBackwards(session.code, dim, variation.shapes)
     if not known.always:
-        told = given, dims, variation.shapes, session.device
-        ask = functools.partial(mixing, takes=variation.takes_rows, n_rows=session.n_rows)
         if is_shared:
-            found = ask(session.code, {False: form, True: form}, *told, session.start, own)
+            found = _asked(session, {False: form, True: form}, given, variation, dims, own)
             mixed = dataclasses.replace(_of_any_mode(found), always=found.always, training=found.training)
         else:
-            start = functools.partial(_without_mode, functools.partial(session.start, form.training))
-            found = ask(session.code, {False: form}, *told, start)
+            found = _asked(session, {form.training: form}, given, variation, dims)
             said, in_training = found.always, found.always if form.training and known.training else ""
             mixed = dataclasses.replace(
                 _of_any_mode(found), always="" if in_training else said, training=in_training
@@ -374,12 +369,24 @@ def mixing_of(
     """
     forms = ahead_of(forms, tail) if tail.ops else forms
     dims, given = apart(variation.dims, given)
-    start, told = session.start, (dims, variation.shapes, session.device)
+    return _asked(session, forms, _dense(given), variation, dims)
+
+
+def _asked(
+    session: Session,
+    forms: Mapping[bool, Recording],
+    given: Mapping[str, torch.Tensor],
+    variation: Variation,
+    dims: tuple[Dim, ...],
+    own: OwnBackwards | None = None,
+) -> Mixing:
+    """See :func:`mixing`; of a form of one mode alone what is found has no mode."""
+    start = session.start
     if len(forms) == 1:
         ((mode, form),) = forms.items()
         forms, start = {False: form}, functools.partial(_without_mode, functools.partial(start, mode))
-    ask = functools.partial(mixing, takes=variation.takes_rows, n_rows=session.n_rows)
-    return ask(session.code, forms, _dense(given), *told, start)
+    told = given, dims, variation.shapes, session.device
+    return mixing(session.code, forms, *told, start, own, takes=variation.takes_rows, n_rows=session.n_rows)
 
 
 def with_tail_behind(
