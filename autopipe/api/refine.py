@@ -19,6 +19,7 @@ from ..plans import Plan
 from ..solve.stopping import clock_s, interrupts, timed_by_work
 from ..tracing import Capture
 from ..tracing.code.leaves import is_torchs
+from ..tracing.members import submodule
 
 __all__ = ["Planned", "refine"]
 
@@ -221,7 +222,7 @@ class _Refining:
 
     def _is_fixed(self, capture: Capture, op: Op) -> bool:
         is_closed = op.module_path in self.closed
-        return op.kind != "module" or is_closed or _is_single(capture.model.get_submodule(op.module_path))
+        return op.kind != "module" or is_closed or _is_single(submodule(capture.model, op.module_path))
 
     def opened_next(self, capture: Capture) -> Capture | None:
         """The capture with the leaf opened that stands in the way most, and all that are like it."""
@@ -267,7 +268,7 @@ def _open_heaviest(
         much_s = math.inf if is_short else AGAIN * sum(loads) / len(loads)
     outside = capture.drawing_outside
     modules = [op for op in capture.ops.compute if op.kind == "module" and op.name not in outside]
-    made = {op.module_path: capture.model.get_submodule(op.module_path) for op in modules}
+    made = {op.module_path: submodule(capture.model, op.module_path) for op in modules}
     likeness = {path: _likeness(module) for path, module in made.items()}
     narrowed = None
     for op in sorted((op for op in modules if op.name in names), key=lambda op: -costs[op.name].seconds):

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import InputError
+from ..tracing.members import submodule
 
 __all__ = ["LayerChain", "from_layer_specs"]
 
@@ -68,7 +69,7 @@ class LayerChain(nn.Module):
         for name in names:
             owner, _, leaf = name.rpartition(".")
             weight = operator.attrgetter(name)(self.tied_modules[key])
-            setattr(made.get_submodule(owner), leaf, weight)
+            setattr(submodule(made, owner), leaf, weight)
         self.add_module(str(i), made)
         return str(i)
 
@@ -79,9 +80,9 @@ class LayerChain(nn.Module):
             if not name:
                 value = function(value)
             elif function is None:
-                value = self.get_submodule(name)(value)
+                value = submodule(self, name)(value)
             else:
-                value = function(self.get_submodule(name), value)
+                value = function(submodule(self, name), value)
         return value
 
 

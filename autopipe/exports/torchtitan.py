@@ -16,6 +16,7 @@ from torch import nn
 
 from ..errors import InputError
 from ..stages import Stage
+from ..tracing.members import submodule
 from .torch_stages import to_torch_stages
 
 __all__ = ["torchtitan_pipelining"]
@@ -147,13 +148,13 @@ def _part(capture: Any, stage: Stage) -> nn.Module:
         model: Any = capture.model
         for name, tensor in stage.named_parameters(remove_duplicate=False):
             owner, _, leaf = name.rpartition(".")
-            model.get_submodule(owner)._parameters[leaf] = tensor
+            submodule(model, owner)._parameters[leaf] = tensor
         model.init_weights(**options)  # of other stages' parameters it has shapes alone
         for name, _ in list(stage.named_buffers(remove_duplicate=False)):
             owner, _, leaf = name.rpartition(".")
-            made = name != "_anchor" and model.get_submodule(owner)._buffers[leaf]
+            made = name != "_anchor" and submodule(model, owner)._buffers[leaf]
             if isinstance(made, torch.Tensor):
-                stage.get_submodule(owner)._buffers[leaf] = made.to(stage._device)
+                submodule(stage, owner)._buffers[leaf] = made.to(stage._device)
         capture.assumptions.accept()
 
     stage.init_weights = init_weights  # type: ignore[assignment]

@@ -24,10 +24,10 @@ from .. import accelerator
 from ..errors import CostError, InputError
 from ..graph import TensorSpec
 from ..torch_private import pytree
-from ..tracing.calls.perform import registered
 from ..tracing.calls.regions import recomputed
 from ..tracing.code.checks import expect, expect_nothing
 from ..tracing.inputs.structure import flatten, unflatten
+from ..tracing.members import registered, submodule
 from ..tracing.sizes.dims import resize
 from .alike_ops import stood_for
 
@@ -221,7 +221,7 @@ class Replay:
             return lambda env: None
         if node.op == "call_module":
             path = str(target)
-            target = self._modules.get(path, self.model.get_submodule(path))
+            target = self._modules.get(path, submodule(self.model, path))
             if node.meta.get("recompute"):
                 target = functools.partial(recomputed, target)
         elif node.op == "call_method":
@@ -252,7 +252,7 @@ class Replay:
                     inside = [*value.modules()] if isinstance(value, nn.Module) else []
                     found.update((id(m), m) for m in (registered(self.model, owner), *inside))
             if node.op == "call_module":
-                found.update((id(m), m) for m in self.model.get_submodule(str(node.target)).modules())
+                found.update((id(m), m) for m in submodule(self.model, str(node.target)).modules())
         return tuple(found.values())
 
     @functools.cached_property
@@ -327,7 +327,7 @@ class Replay:
         Not while counting: the compiler lets code that a dispatch mode watches run as it is, for good.
         """
         paths = {str(n.target) for n in self.nodes if n.op == "call_module"}
-        self._modules = {path: torch.compile(self.model.get_submodule(path)) for path in paths}
+        self._modules = {path: torch.compile(submodule(self.model, path)) for path in paths}
         self._calls.clear()
 
     def forward(

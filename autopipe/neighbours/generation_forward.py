@@ -17,6 +17,7 @@ from ..runtime.data.outputs import share
 from ..runtime.engine import Engine
 from ..runtime.stage.setup import exchange
 from ..torch_private import pytree
+from ..tracing.members import registered
 from .generation_ranks import Chain, Loan, refuse
 
 __all__ = ["ChainPart", "Forms", "Wire", "lent", "swapped"]
@@ -297,8 +298,7 @@ def lent(engine: Engine, loans: Sequence[Loan], wire: Wire) -> Iterator[None]:
     """Within it this rank has what it needs of others' weights, as they are now."""
     model, borrowed = engine.capture.model, {}
     for loan in loans:
-        path, _, leaf = loan.name.rpartition(".")
-        there = getattr(model.get_submodule(path), leaf)
+        there = registered(model, loan.name)
         if hasattr(there, "to_local"):
             raise refuse(engine.capture.ops.model, f"{loan.name} is sharded")
         if engine.rank == loan.source:

@@ -19,6 +19,7 @@ from torch import nn
 from ..errors import InputError
 from ..graph import Op
 from ..runtime.engine import Engine
+from ..tracing.members import submodule
 
 __all__ = ["INSTEAD", "Chain", "Layout", "Loan", "lay_out", "refuse"]
 
@@ -175,7 +176,7 @@ class _Part:
         if self.has_begun and not self.has_ended:
             raise refuse(self._name, f"{op.parameters[0]} is used between its layers")
         group = self.after if self.has_begun else self.before
-        group[op.module_path] = self._model.get_submodule(op.module_path)
+        group[op.module_path] = submodule(self._model, op.module_path)
 
     def groups(self) -> list[dict[str, nn.Module]]:
         """What is before the layers, each of these and what is after, by path."""

@@ -21,6 +21,7 @@ from ..tracing import preserved
 from ..tracing.inputs.caches import switched_off
 from ..tracing.inputs.held_numbers import divided
 from ..tracing.inputs.structure import flatten, unflatten
+from ..tracing.members import submodule
 from ..tracing.state.example_data import hooks_kept_back
 from .build import renewed
 from .gradients import making
@@ -277,7 +278,7 @@ def _first_difference(capture: Capture, args: tuple[Any, ...], kwargs: dict[str,
         targets = {str(n.target) for n in capture.graphs[model.training].nodes if n.op == "call_module"}
         with undisturbed(model), torch.no_grad():  # which takes these hooks off as well
             for target in sorted(targets):
-                model.get_submodule(target).register_forward_hook(hook)
+                submodule(model, target).register_forward_hook(hook)
             _seed(seed)
             run()
         return seen

@@ -6,6 +6,7 @@
 =========  =================================================================================================
 room       what goes there
 =========  =================================================================================================
+members    the modules, parameters and buffers of a model, listed and found by their paths
 inputs     a call's arguments: their structure, names, examples, rows of several samples, caches left out
 calls      the vocabulary of a recording: a call, a guard, the region it ran in, what torch's functions do
 state      the model as it was: buffers, attributes, what its code reaches, random state; copied, put back

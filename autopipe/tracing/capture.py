@@ -21,7 +21,6 @@ from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim
 from .calls.faults import faults_told
 from .calls.labels import several_counts
-from .calls.members import buffers_in, modules_in, parameters_in
 from .captured import Capture
 from .code.leaf_state import read_anew, tell_left
 from .code.leaves import Policy
@@ -34,6 +33,7 @@ from .inputs.examples import infer
 from .inputs.held_numbers import as_floats, counted, divided, owner_of
 from .inputs.structure import flatten, unflatten
 from .inputs.writes import check_written, given_twice, said_of
+from .members import buffers_in, modules_in, parameters_in
 from .new_forms import NewForms
 from .notes import notes_on
 from .runs.assumptions import assumptions_of

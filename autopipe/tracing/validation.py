@@ -17,12 +17,12 @@ from torch import nn
 from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim
 from .calls.call import UNSAFE, Call, Depends, Recording
-from .calls.members import modules_in
 from .code.restart import Function, Method, Statement
 from .forms import CaptureForms
 from .forms_by_size import record_at_sizes
 from .inputs.arguments import Inputs
 from .inputs.structure import flatten
+from .members import modules_in, submodule
 from .referee.referee import Referee
 from .runs.session import Session
 from .sizes.dims import resize
@@ -130,14 +130,14 @@ def _runs_without_data(session: Session, proofs: Proofs, call: Call) -> bool:
     modes, code = session.runs.snapshot.modes_begun.get(False), session.code
     if modes is None or any(map(_hangs_on_data, call.inputs)):
         return False
-    inside = modules_in(session.model.get_submodule(call.target))
+    inside = modules_in(submodule(session.model, call.target))
     is_shown = not any(isinstance(m, _OTHERWISE_UNSEEN) for _, m in inside)
     return is_shown and not code.may_miss_data(call) and proofs.of(call, modes)
 
 
 def _has_its_sizes(session: Session, proofs: Proofs, call: Call) -> bool:
     """Whether a layer gives what has the sizes recorded, in evaluation, whatever data of such sizes hold."""
-    module = session.model.get_submodule(call.target)
+    module = submodule(session.model, call.target)
     return is_plain(module) or _runs_without_data(session, proofs, call)
 
 
@@ -251,7 +251,7 @@ def _modules(model: nn.Module, forms: Mapping[bool, Sequence[Recording]]) -> dic
     """By training flag, the leaves with parameters that the first form calls."""
 
     def holds(path: str) -> bool:
-        return next(model.get_submodule(path).parameters(), None) is not None
+        return next(submodule(model, path).parameters(), None) is not None
 
     return {
         flag: [c.target for c in fs[0].calls if c.op == "call_module" and holds(c.target)]

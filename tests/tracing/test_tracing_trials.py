@@ -108,23 +108,25 @@ def test_what_memory_held_before_is_no_value(monkeypatch):
     assert not {capture(model, (x,)).ops.tail for _ in range(3)} - {()}
 
 
-def test_layers_are_found_as_torch_finds_them():
+def test_layers_are_found_where_they_are_held():
     class Shown(nn.Module):
         def __init__(self):
             super().__init__()
-            self.inner, self.other = nn.Sequential(nn.Sequential()), nn.Identity()
+            self.inner = nn.Sequential(nn.Sequential())
 
     class Hidden(Shown):
-        inner = property(lambda self: self.other)
+        inner = property(lambda self: 0)
 
-    model, hidden = Shown(), Shown()
-    assert way_to(model, "inner.0") == ("inner", "0")
-    hidden.__class__ = Hidden
-    assert way_to(hidden, "inner") is None
-    assert way_to(model, "inner.1") is None
+    class Wrapped(Shown):
+        def __getattr__(self, name):
+            return [super().__getattr__(name)]
+
     call, x = Call("call_module", "inner"), torch.ones(2)
-    for each, way in ((model, ("inner",)), (model, None), (hidden, None)):
-        assert run_call(each, {}, call, (x,), {}, {}, x.device, way) is x
+    for model in (Shown(), Hidden(), Wrapped()):
+        assert way_to(model, "inner.0") == ("inner", "0")
+        assert way_to(model, "inner.1") is None
+        for way in (("inner",), None):
+            assert run_call(model, {}, call, (x,), {}, {}, x.device, way) is x
 
 
 def test_what_a_run_shows_is_noted_where_it_is_asked_for_alone():

@@ -202,6 +202,43 @@ class Wrapper(nn.Module):
         return self.inner(x) * 2
 
 
+class Handing(Net):
+    """Gives who asks for a layer a function that calls it, and pairs of its weights for one of these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block = linear(), nn.Sequential(linear(), nn.BatchNorm1d(WIDTH))
+        self.gain = nn.Parameter(torch.ones(WIDTH))
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if isinstance(found, nn.Module):
+            return lambda *given: found(*given) if given else found
+        return (found, 2.0) if isinstance(found, nn.Parameter) else found
+
+
+@trap()
+class layers_behind_functions(Handing):
+    def forward(self, x: Tensor) -> Tensor:
+        gain, factor = self.gain
+        x = self.block(self.first(x).flatten(0, 1)).unflatten(0, x.shape[:2]) * gain * factor
+        for layer in self.layers():
+            x = torch.tanh(layer(x))
+        return x
+
+
+@trap()
+class layers_behind_properties(Net):
+    """Has a property of the name under which it holds its layers."""
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        return [*self._modules["layers"].children()][::-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x)
+
+
 @trap(wrapped=lambda: Wrapper(linear()))
 def answers_for_another(self: Any, x: Tensor) -> Tensor:
     return self.run(self.wrapped(x) + self.wrapped.weight.sum() * self.wrapped.out_features)

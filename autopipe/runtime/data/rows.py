@@ -17,6 +17,7 @@ from ...errors import AutopipeError, InputError
 from ...graph import Op, OpGraph, batch_dim
 from ...stages import Stage, relative_error, run_values
 from ...tracing.calls.labels import DEFAULTS, MODULES
+from ...tracing.members import submodule
 from ...tracing.rows.tail import join, row_axes, taken_amiss
 from ...tracing.sizes.variation import Mixing, Tail, said_nearly
 from ...tracing.state.whole_layers import MODE_OF
@@ -329,7 +330,7 @@ class MixedRows:
 
     def _weighs(self, path: str, name: str) -> bool:
         """Whether an attribute of a layer is what a mean over labels counts by."""
-        return name in DEFAULTS and isinstance(self._model.get_submodule(path), MODULES)
+        return name in DEFAULTS and isinstance(submodule(self._model, path), MODULES)
 
 
 @torch.enable_grad()

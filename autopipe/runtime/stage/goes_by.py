@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...tracing.calls.members import OF_ALL
+from ...tracing.members import OF_ALL
 from ...tracing.state.cells import ArrayCell, content
 from ...tracing.state.global_names import codes_in, is_foreign, names_in
 from ...tracing.state.state import Snapshot

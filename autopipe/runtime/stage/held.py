@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ... import accelerator
 from ...torch_private import UnseenByFunctions
-from ...tracing.calls.members import buffers_in, modules_in
+from ...tracing.members import buffers_in, modules_in
 from ...tracing.state.global_names import is_users
 from ...tracing.state.reach import reached
 from ...tracing.state.state import LENGTH_OF, Snapshot, generators

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...graph import ParameterSpec
 from ...stages import Stage
+from ...tracing.members import registered
 from ..checkpoint.rank_contents import whole
 from ..stage.setup import exchange
 from ..wire.peers import Peers
@@ -76,5 +77,5 @@ def _put(held: Sequence[Tensor], value: Tensor, roots: Sequence[nn.Module]) -> N
 
 
 def _at(model: nn.Module, name: str) -> Tensor:
-    path, _, leaf = name.rpartition(".")
-    return getattr(model.get_submodule(path), leaf)
+    found: Tensor = registered(model, name)
+    return found

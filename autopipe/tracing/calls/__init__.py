@@ -6,6 +6,5 @@
   ``named``; words for it: ``describe``; which errors are a model's: ``faults``.
 - Knowledge about torch: ``functions`` (what each does), ``streams`` (which draw random numbers), ``labels``
   (losses that average over labels), ``derivatives`` (what those that a forward takes hang on).
-- Of models: ``members`` (their modules, parameters and buffers, listed).
 - What is alike: ``kinds`` (modules), ``likeness`` (recordings), ``sharing`` (leaves that run once for all).
 """

@@ -16,8 +16,8 @@ from torch import nn
 
 from ...torch_private import FUNCTION_HOMES, export_flags, set_export_flags
 from ..inputs.contents import are_equal_tensors, is_whole
+from ..members import buffers_in, modules_in
 from .call import UNSAFE, Call, Depends
-from .members import buffers_in, modules_in
 from .named import Named, nameable
 
 __all__ = [

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..members import modules_in, parameters_in, submodule
 from .call import Call
 from .functions import tensors
-from .members import modules_in, parameters_in
 
 __all__ = ["Kind", "describe", "dtype_name", "is_own_number", "kind_of", "own_numbers"]
 
@@ -33,7 +33,7 @@ class Kind:
 
 def kind_of(model: nn.Module, path: str) -> Kind:
     """The kind of the module at ``path``; equal in layers of a stack."""
-    module = model.get_submodule(path)
+    module = submodule(model, path)
     weights = str([(tuple(p.shape), p.dtype, p.requires_grad) for _, p in parameters_in(module)])
     inside = modules_in(module)
     is_hooked = any(m._forward_hooks or m._forward_pre_hooks for _, m in inside)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..members import submodule
 from .call import Call, Depends, behind
 
 __all__ = [
@@ -41,7 +42,7 @@ def label_options(model: nn.Module, call: Any) -> dict[str, Any] | None:
     That is its ``target`` and ``weight``, the ``ignore_index`` and the ``reduction``.
     """
     if call.op == "call_module":
-        module = model.get_submodule(str(call.target))
+        module = submodule(model, str(call.target))
         if not isinstance(module, MODULES):
             return None
         own = {name: getattr(module, name) for name in _PLACES if name != "target"}

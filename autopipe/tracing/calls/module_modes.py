@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import nn
 
+from ..members import registered
+
 __all__ = ["Modes", "in_modes"]
 
 Modes = bool | None | tuple[bool | None, ...]
@@ -20,7 +22,7 @@ def in_modes(module: nn.Module, modes: Modes, frozen: tuple[str, ...], /, *args:
     """What ``module`` gives in these ``modes``, with the weights named ``frozen``; all is put back."""
     inside = list(module.modules())
     before = [m.training for m in inside]
-    weights = [p for p in map(module.get_parameter, frozen) if p.requires_grad]
+    weights = [p for p in (registered(module, name) for name in frozen) if p.requires_grad]
     wanted = modes if isinstance(modes, tuple) else (modes,) * len(inside)
     try:
         for each, mode in zip(inside, wanted, strict=True):

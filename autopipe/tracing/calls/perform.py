@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..members import registered, submodule
 from . import regions
 from .bounds import within_bounds
 from .call import Call, Depends, map_calls
 from .functions import on_one_device
 
-__all__ = ["Run", "ask", "is_size_of_made", "registered", "run_call", "way_to"]
+__all__ = ["Run", "ask", "is_size_of_made", "run_call", "way_to"]
 
 Run = Callable[[Call, Any, Any], Any]
 """(call, args, kwargs) → what it gives."""
@@ -77,7 +78,7 @@ def _run(
     model: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], way: Sequence[str] | None
 ) -> Any:
     if call.op == "call_module":
-        return (_submodule(model, call.target) if way is None else _along(model, way))(*args, **kwargs)
+        return (submodule(model, call.target) if way is None else _along(model, way))(*args, **kwargs)
     if call.op == "call_method":
         return getattr(args[0], call.target)(*args[1:], **kwargs)
     return within_bounds(call.target)(*args, **kwargs)
@@ -86,19 +87,14 @@ def _run(
 def way_to(model: nn.Module, path: str) -> tuple[str, ...] | None:
     """The names by which a submodule is found among those of the modules ahead of it.
 
-    ``get_submodule`` asks each of these for an attribute: None where its class has something else there.
+    None where these do not hold it themselves: see :func:`submodule`.
     """
     found, names = model, tuple(path.split("."))
     for name in names:
-        if hasattr(type(found), name) or name not in getattr(found, "_modules", ()):
+        if name not in getattr(found, "_modules", ()):
             return None
         found = found._modules[name]  # type: ignore[assignment]
     return names
-
-
-def _submodule(model: nn.Module, path: str) -> Any:
-    way = way_to(model, path)
-    return model.get_submodule(path) if way is None else _along(model, way)
 
 
 def _along(model: nn.Module, way: Sequence[str]) -> Any:
@@ -115,18 +111,3 @@ def lookup(model: nn.Module, target: str, constants: Mapping[str, Any], device: 
     if target in constants:
         return constants[target]
     return registered(model, target)
-
-
-def registered(module: nn.Module, path: str) -> Any:
-    """What lies at a dotted path, also where a class has, or gives, something else under a name there."""
-    value: Any = module
-    for name in path.split(".") if path else ():
-        value = _registered(value, name) if isinstance(value, nn.Module) else getattr(value, name)
-    return value
-
-
-def _registered(module: nn.Module, name: str) -> Any:
-    try:
-        return nn.Module.__getattr__(module, name)
-    except AttributeError:  # it computes what it has there, as a parametrized module does
-        return getattr(module, name)

@@ -16,6 +16,7 @@ from torch import nn
 
 from ...torch_private import CALL_HOOK
 from ..inputs.structure import flatten, unflatten
+from ..members import submodule
 from . import functions
 from .call import Call, Depends
 from .kinds import Kind
@@ -59,10 +60,10 @@ class Sharing:
         for call in calls:
             if call.op == "call_module":
                 likes[call.target] = (*likes.get(call.target, ()), outline(call.value))
-        hooked = [(vars(model.get_submodule(path)), path) for path in likes]
+        hooked = [(vars(submodule(model, path)), path) for path in likes]
         before = [(attributes, attributes.get(CALL_HOOK)) for attributes, _ in hooked]
         for attributes, path in hooked:
-            attributes[CALL_HOOK] = self._shared(model.get_submodule(path), path, likes[path])
+            attributes[CALL_HOOK] = self._shared(submodule(model, path), path, likes[path])
         try:
             yield
         finally:

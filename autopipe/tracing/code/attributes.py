@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..calls.members import OF_COMPILED
+from ..members import OF_COMPILED
 from ..state.global_names import codes_in, names_in
 from ..state.quick_check import Remembered
 from .leaf_state import codes_of, read_by

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..members import submodule
 from . import leaf_state
 from .attributes import put_back
 from .opaque import Recorded
@@ -42,7 +43,7 @@ def watched(
     Other methods of the modules at the paths ``chosen`` are watched: one that sets what their code reads is
     to be told as well. What is set otherwise goes to ``on_set(module, name, value)``.
     """
-    modules = {path: model.get_submodule(path) for path in sorted(chosen)}
+    modules = {path: submodule(model, path) for path in sorted(chosen)}
     with contextlib.ExitStack() as stack:
         stack.enter_context(_setting(modules, at, on_set))
         for path, module in modules.items():

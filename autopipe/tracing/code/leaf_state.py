@@ -23,8 +23,8 @@ from torch import nn
 
 from ...torch_private import dict_version
 from ..calls.functions import LOOKED_AT
-from ..calls.members import OF_ALL
 from ..inputs.held_numbers import content_of
+from ..members import OF_ALL
 from ..state.global_names import codes_in
 from ..state.loads import attributes_loaded, attributes_stored
 from ..state.quick_check import Remembered, are_same

@@ -18,6 +18,7 @@ from torch import nn
 from ...errors import InputError
 from ...torch_private import COND, DYNAMO, force_eager
 from ..calls.bounds import bounded
+from ..members import submodule
 
 __all__ = ["Policy", "asking", "eager", "is_compiled", "is_torchs", "lies_in_leaf"]
 
@@ -81,12 +82,12 @@ class Policy:
 
     def is_openable(self, path: str) -> bool:
         """Whether opening the module at ``path`` shows anything inside."""
-        module = self.model.get_submodule(path)
+        module = submodule(self.model, path)
         return path not in self.closed | self.pinned and not is_atomic(module)
 
     def like(self, path: str) -> list[str]:
         """The paths of the open modules of the same class as the one at ``path``."""
-        cls = type(self.model.get_submodule(path))
+        cls = type(submodule(self.model, path))
         return [p for p, m in self.model.named_modules() if p and type(m) is cls and not self.is_leaf(p)]
 
     def to_open(self, paths: Iterable[str]) -> str | None:
@@ -94,14 +95,14 @@ class Policy:
 
         The largest that can be opened, until :data:`ENOUGH` calls hold parameters.
         """
-        holding = [p for p in paths if any(True for _ in self.model.get_submodule(p).parameters())]
+        holding = [p for p in paths if any(True for _ in submodule(self.model, p).parameters())]
         if len(holding) >= ENOUGH:
             return None
         able = [p for p in holding if self.is_openable(p) and p not in self.opened]
         return max(able, key=lambda p: (self._size(p), p), default=None)
 
     def _size(self, path: str) -> int:
-        return sum(q.numel() for q in self.model.get_submodule(path).parameters())
+        return sum(q.numel() for q in submodule(self.model, path).parameters())
 
     def with_opened(self, paths: Iterable[str]) -> Policy:
         """The same policy with more modules open, and those they lie in."""

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..members import submodule
 from ..state.quick_check import are_same
 from .callees import callee
 from .restart import Function, Method, Statement
@@ -159,13 +160,13 @@ def replaced(
     chosen = tuple(functions)
     with contextlib.ExitStack() as stack:
         for path in {s.path: None for s in chosen if isinstance(s, Statement)}:
-            module = model.get_submodule(path)
+            module = submodule(model, path)
             inside = [s for s in chosen if isinstance(s, Statement) and s.path == path]
             vars(module)["forward"] = Recorded(rewritten(module, inside, on_statement), module)
             stack.callback(vars(module).pop, "forward")
         for function in (f for f in chosen if not isinstance(f, Statement)):
             if isinstance(function, Method):
-                module = model.get_submodule(function.path)
+                module = submodule(model, function.path)
                 vars(module)[function.name] = Recorded(on_method, module, function.name)
                 stack.callback(vars(module).pop, function.name)
                 continue

@@ -20,9 +20,9 @@ from ...torch_private import code_of_operator, operators_named
 from ..calls.call import Call, Depends, Recording, calls_in
 from ..calls.functions import REQUIRING
 from ..calls.kinds import is_own_number, own_numbers
-from ..calls.members import buffers_in, modules_in, parameters_in
 from ..calls.named import Named, Setter, is_code
 from ..inputs.contents import is_filled
+from ..members import buffers_in, modules_in, parameters_in, submodule
 from ..state.global_names import globals_in, is_foreign
 from ..state.loads import attributes_stored
 from .leaves import is_torchs
@@ -182,7 +182,7 @@ class OwnCode:
         """The one number that each weight and buffer of a layer holds throughout, as gates do; else None."""
         if call.op != "call_module":
             return ()
-        module = self.model.get_submodule(call.target)
+        module = submodule(self.model, call.target)
         return tuple(_throughout(t) for _, t in (*parameters_in(module), *buffers_in(module)))
 
     def is_scripted(self, call: Call) -> bool:
@@ -214,12 +214,12 @@ class OwnCode:
     def _looks_own(self, is_module: bool, target: Any) -> bool:
         if not is_module:
             return is_code(target)
-        return not all(is_torchs(m) for _, m in modules_in(self.model.get_submodule(target)))
+        return not all(is_torchs(m) for _, m in modules_in(submodule(self.model, target)))
 
     def _goes_by_mode(self, is_module: bool, target: Any, is_set: bool) -> bool:
         if not is_module:
             return self._names_mode(is_module, target, is_set)
-        inside = modules_in(self.model.get_submodule(target))
+        inside = modules_in(submodule(self.model, target))
         alike = (*(_outline(m) for _, m in inside), is_set)
         if alike not in self._by_mode_alike:
             self._by_mode_alike[alike] = self._names_mode(is_module, target, is_set)
@@ -236,7 +236,7 @@ class OwnCode:
         if any(not _SETTING.isdisjoint(names_in(f.__code__)) for f in functions):
             return True
         stored = frozenset().union(*(told(f.__code__) for f in functions for told in (_texts_in, _stored_in)))
-        inside = [m for _, m in modules_in(self.model.get_submodule(target))]
+        inside = [m for _, m in modules_in(submodule(self.model, target))]
         classes = {*map(type, inside)}
         having = [{cls for cls in classes if is_method(f, cls)} for f in asking]
         owners = ([m for m in inside if type(m) in each] for each in having)
@@ -272,7 +272,7 @@ class OwnCode:
         return [str(script.inlined_graph) for script in self._scripts(is_module, target)]
 
     def _scripts(self, is_module: bool, target: Any) -> list[Any]:
-        inside = modules_in(self.model.get_submodule(target)) if is_module else []
+        inside = modules_in(submodule(self.model, target)) if is_module else []
         held: list[Any] = [*(f for f, _ in self._within(is_module, target)), *(m for _, m in inside)]
         kinds = torch.jit.ScriptFunction, torch.jit.ScriptModule
         return [s for s in held if isinstance(s, kinds) and hasattr(s, "inlined_graph")]
@@ -283,7 +283,7 @@ class OwnCode:
             parts = [(held, owner) for code, owner in run for held in _made_of([code])]
             return [*{id(held): (held, owner) for held, owner in reversed(parts)}.values()]
         found: dict[int, tuple[Any, Any]] = {}
-        for _, module in reversed(modules_in(self.model.get_submodule(target))):
+        for _, module in reversed(modules_in(submodule(self.model, target))):
             cls: Any = type(module)
             for held in (*_made_of([*_held_by(module)]), *self._of_class(cls)):
                 found.setdefault(id(held), (held, module))

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from ..members import submodule
 from .attributes import NOTHING, inherited, put_back
 from .leaf_state import codes_of
 
@@ -28,7 +29,7 @@ def reads_before_sets(model: nn.Module, places: Collection[Place]) -> Iterator[s
     read: set[Place] = set()
     on_classes: dict[tuple[type, str], dict[int, Place]] = {}
     for path, name in places:
-        module = model.get_submodule(path)
+        module = submodule(model, path)
         cls = type(module)
         if hasattr(type(inherited(cls, name)), "__get__") or _may_go_aside(cls):
             read.add((path, name))

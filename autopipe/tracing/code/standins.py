@@ -18,10 +18,10 @@ from torch import nn
 
 from ...errors import InputError
 from ..calls.functions import tensors
-from ..calls.members import OF_COMPILED
 from ..calls.named import Named, held_by
 from ..inputs.contents import is_filled, plainly
 from ..inputs.structure import flatten
+from ..members import OF_COMPILED
 from ..state.global_names import is_foreign
 from .opaque import Recorded
 from .statements import KeptStatement

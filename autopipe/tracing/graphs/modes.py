@@ -18,6 +18,7 @@ from ..calls.call import Call, Guard, Recording, map_calls
 from ..calls.likeness import is_equal, key
 from ..calls.named import held_by
 from ..inputs.names import Namer
+from ..members import submodule
 
 __all__ = ["merge", "name_like", "select", "settled", "share_constants", "union"]
 
@@ -38,7 +39,7 @@ def settled(graph: fx.Graph, model: nn.Module) -> fx.Graph:
     for node in graph.nodes:
         owner, _, name = str(node.target).rpartition(".")
         if node.op == "get_attr" and name == "training":
-            values[node] = model.get_submodule(owner).training
+            values[node] = submodule(model, owner).training
             continue
         args, kwargs = fx.map_arg(node.args, of), fx.map_arg(node.kwargs, of)
         if node.target is select:

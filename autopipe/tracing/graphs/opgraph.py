@@ -20,10 +20,10 @@ from ..calls.derivatives import derived
 from ..calls.functions import storages, tensors
 from ..calls.kinds import Kind, describe, dtype_name
 from ..calls.lifting import Closure
-from ..calls.members import buffers_in, parameters_in
 from ..calls.memory import written
 from ..calls.module_modes import in_modes
 from ..calls.named import Setter, are_nested, place_of, qualified_name
+from ..members import buffers_in, parameters_in, submodule
 
 __all__ = ["build", "parameter_specs"]
 
@@ -117,7 +117,7 @@ class _Owned:
 
     def module(self, path: str) -> tuple[str, ...]:
         if path not in self.inside:
-            module = self.model.get_submodule(path)
+            module = submodule(self.model, path)
             named = (*parameters_in(module, path), *buffers_in(module, path))
             self.inside[path] = tuple(self.first[n] for n, _ in named)
         return self.inside[path]

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..calls.perform import registered
+from ..members import registered
 
 __all__ = ["OWN", "Scope", "attach", "is_own", "twin_of"]
 

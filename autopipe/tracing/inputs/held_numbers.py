@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..members import submodule
 from .free_numbers import FreeInt, FreeNumber, freed, is_number
 
 __all__ = [
@@ -87,7 +88,7 @@ def place_inside(model: nn.Module, name: str) -> tuple[Any, Any]:
     """What holds a number, and under which key; it is None where that is not there."""
     path, field = owner_of(name)
     field, bracket, key = field.partition("[")
-    held: Any = vars(model.get_submodule(path))
+    held: Any = vars(submodule(model, path))
     return (content_of(held.get(field)), ast.literal_eval(key[:-1])) if bracket else (held, field)
 
 
@@ -114,7 +115,7 @@ def _number_of(model: nn.Module, name: str) -> Any:
     held, key = place_inside(model, name)
     if isinstance(held, list):
         return held[key] if key < len(held) else None
-    cls = type(model.get_submodule(owner_of(name)[0]))
+    cls = type(submodule(model, owner_of(name)[0]))
     return None if held is None else held.get(key, None if "[" in name else getattr(cls, key, None))
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..calls.members import modules_in
 from ..code.position import Position
 from ..inputs.structure import flatten
+from ..members import modules_in
 from ..state.namespaces import Spaces
 from ..values.tracked import TrackedFloat, TrackedInt
 

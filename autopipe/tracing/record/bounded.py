@@ -20,6 +20,7 @@ from ..calls.call import Call
 from ..calls.functions import plain_name, storages, tensors, writes_in_place
 from ..calls.module_modes import in_modes
 from ..code.restart import CloseModule, PutBack
+from ..members import submodule
 from ..values.ledger import Ledger
 
 __all__ = ["Bounded"]
@@ -155,7 +156,7 @@ class Bounded:
         if call.op == "get_attr" or call.hint in _ALIASES:
             return frozenset()
         if _is_layer(call):
-            weights: Iterable[nn.Parameter] = self._model.get_submodule(call.path).parameters()
+            weights: Iterable[nn.Parameter] = submodule(self._model, call.path).parameters()
             with self._ledger.at.hushed:
                 return call.reads.union(*map(storages, weights))
         return call.reads - call.writes

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from ..calls.members import modules_in
 from ..inputs.contents import is_filled
+from ..members import modules_in
 from ..state.quick_check import Remembered
 from ..state.reach import HOOKS
 

@@ -22,7 +22,6 @@ from ...errors import CaptureError
 from ...torch_private import function_modes, pop_function_mode, push_function_mode
 from ..calls import describe, functions
 from ..calls.call import UNSAFE, Call, Depends, Recording, calls_in, meta
-from ..calls.members import buffers_in, modules_in
 from ..calls.module_modes import in_modes
 from ..calls.perform import run_call
 from ..calls.sharing import Twins
@@ -36,6 +35,7 @@ from ..inputs.free_numbers import FreeNumber, is_number, plainly_given
 from ..inputs.held_numbers import names_set
 from ..inputs.structure import flatten, hides_tensors, marks
 from ..inputs.writes import called, numbers_left
+from ..members import buffers_in, modules_in
 from ..values.branches import Branches
 from ..values.ledger import Ledger
 from ..values.origin import Unseen

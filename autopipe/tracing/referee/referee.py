@@ -19,12 +19,12 @@ from ...errors import AutopipeError
 from ...graph import Dim
 from ..calls.call import Call, Recording
 from ..calls.faults import of_models
-from ..calls.members import parameters_in
 from ..code.leaves import asking
 from ..inputs.arguments import Inputs
 from ..inputs.contents import are_told_alike, is_whole
 from ..inputs.structure import Spec, flatten
 from ..inputs.writes import called
+from ..members import parameters_in, submodule
 from ..runs.runs import Runs
 from ..runs.same_in_eval import Evaluation
 from ..sizes import dims as sizing
@@ -123,7 +123,7 @@ class Referee:
         Then they may take ways of their own in evaluation, as an encoder that leaves out what is padded does,
         which they do not while they are recorded. Empty where the model's outputs are the graph's.
         """
-        paths = [p for p in self._open_paths(False) if _is_layer_of_torch(self.model.get_submodule(p))]
+        paths = [p for p in self._open_paths(False) if _is_layer_of_torch(submodule(self.model, p))]
         if not paths or "grad" in self.forms[False].asked:
             return []
         data = (self.given, *(_with_an_end(self.given, filled) for filled in (True, False)))
@@ -398,9 +398,9 @@ def _watching(model: nn.Module, paths: Any) -> Iterator[list[tuple[str, list[Ten
         return hook
 
     handles = [
-        model.get_submodule(p).register_forward_hook(note(p), with_kwargs=True)
+        submodule(model, p).register_forward_hook(note(p), with_kwargs=True)
         for p in sorted(paths)
-        if not isinstance(model.get_submodule(p), torch.jit.ScriptModule)
+        if not isinstance(submodule(model, p), torch.jit.ScriptModule)
     ]
     try:
         yield seen

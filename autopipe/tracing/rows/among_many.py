@@ -29,6 +29,7 @@ from ..calls.perform import run_call
 from ..code.leaves import asking
 from ..inputs.contents import is_whole
 from ..inputs.structure import mapped
+from ..members import submodule
 from ..state.state import generators, seed
 from .asking_layers import AskingLayers, Doing, ResultsWithin
 from .backwards import followed, functions_exist, has_functions, is_hooked, may_be_own
@@ -260,7 +261,7 @@ class RowsMet:
             return None
         if self._code.is_scripted(call) or self._code.may_ask_unseen(call, self._ran.may_run):
             return None
-        counts = AskingLayers(_COUNTED, self._code.model.get_submodule(call.target))
+        counts = AskingLayers(_COUNTED, submodule(self._code.model, call.target))
         seed(self._at)
         try:
             made, _ = self._of_rows(call, ("ab" * _COUNTED)[:_COUNTED], False, counts)
@@ -282,7 +283,7 @@ class RowsMet:
         kind = codes, self._code.told(asking), self._code.even(asking), doing.done
         known = self._code.same_by_number.setdefault(kind, set())
         if not self._numbers(call) <= known:
-            with ResultsWithin(self._code.model.get_submodule(asking.target), doing.axis) as within:
+            with ResultsWithin(submodule(self._code.model, asking.target), doing.axis) as within:
                 same = self._ask_of_each_number(call, twos, False, within)
             if not (self._known or self._may_hold_back(call)):
                 known |= same
@@ -402,7 +403,7 @@ class RowsMet:
         if not (has_gradients or (has_gradients is None and has_functions(made))):
             return made, None
         is_module = call.op == "call_module"
-        module = self._code.model.get_submodule(call.target) if is_module else None
+        module = submodule(self._code.model, call.target) if is_module else None
         weights = [*given, *(p for p in module.parameters() if p.requires_grad)] if module else given
         along = [(t, axes(call, i, self._dim, self._shapes)) for i, t in enumerate(tensors(made))]
         with nullcontext() if counts is None else followed(made, counts):

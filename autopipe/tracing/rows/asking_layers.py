@@ -17,8 +17,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...torch_private import CALL_HOOK, Unwatched
 from ..calls.functions import tensors
-from ..calls.members import modules_in
 from ..calls.sharing import outline
+from ..members import modules_in
 from .results import ROUNDED, is_close
 from .row_counts import RowCounts, is_looked_into, without_counts
 

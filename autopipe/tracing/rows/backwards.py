@@ -27,6 +27,7 @@ from ..calls.describe import call_and_place
 from ..calls.faults import of_models
 from ..calls.functions import tensors
 from ..code.own_code import HOOKS, OwnCode
+from ..members import submodule
 from ..state.example_data import hooks_kept_back
 from .data_dependent import Change, Turn, Turned, reads_noted, rows_times, turns_of
 from .noise import EvenNoise, NoDropout
@@ -209,7 +210,7 @@ def is_hooked(code: OwnCode, call: Call) -> bool:
     if call.region is not None and call.region.saved is not None:
         return True
     if call.op == "call_module":
-        inside = code.model.get_submodule(str(call.target)).modules()
+        inside = submodule(code.model, str(call.target)).modules()
         if any(m._backward_hooks or m._backward_pre_hooks for m in inside):
             return True
     return code.is_own(call) and not _HOOKING.isdisjoint(code.names(call))

@@ -25,6 +25,7 @@ from ..calls.functions import classify, kind_of_name, plain_name, selects_by_mas
 from ..calls.named import is_code, is_users_operator
 from ..code.leaves import asking, is_atomic
 from ..inputs.contents import is_whole
+from ..members import submodule
 from . import unseen_reads
 from .alike_layers import AlikeLayers, deed
 from .code_run import CodeRun
@@ -292,7 +293,7 @@ def alike(given: Mapping[str, Tensor], dim: Dim) -> dict[str, Tensor]:
 def _is_code(model: nn.Module, call: Call) -> bool:
     """Whether a call is of the model's own code."""
     if call.op == "call_module":
-        module = model.get_submodule(call.target)
+        module = submodule(model, call.target)
         return not is_atomic(module) or bool(module._forward_pre_hooks or module._forward_hooks)
     return is_code(call.target) and not call.is_size
 

@@ -27,6 +27,7 @@ from ..code.leaf_state import values_of_class
 from ..code.leaves import is_atomic
 from ..code.own_code import OwnCode
 from ..inputs.held_numbers import names_inside, numbers_of
+from ..members import registered, submodule
 from ..sizes.guards import broken
 from ..sizes.rerun import buffers_written, replay
 from ..sizes.variation import Variation
@@ -178,7 +179,7 @@ class CallsInTurn:
 
     def _leaves_all(self) -> bool:
         """Whether two batches are seen to leave everything as it was, once all that may write has run."""
-        weights = [self.model.get_parameter(name) for name in self._weights]
+        weights = [registered(self.model, name) for name in self._weights]
         self._start()
         before = [weight.detach().clone() for weight in weights]
         for batch in (self.given, self.other):
@@ -341,7 +342,7 @@ def carriers(code: OwnCode, form: Recording) -> frozenset[str]:
     own = [
         c
         for c in form.calls
-        if c.op != "call_module" or c.path in form.begun or not _is_plain(code.model.get_submodule(c.target))
+        if c.op != "call_module" or c.path in form.begun or not _is_plain(submodule(code.model, c.target))
     ]
     written = frozenset[int]().union(*(c.writes for c in own))
     held = (c.storages for c in form.calls if c.op == "get_attr")
@@ -358,7 +359,7 @@ def carriers(code: OwnCode, form: Recording) -> frozenset[str]:
 def _weights_of(model: nn.Module, calls: Sequence[Call]) -> Iterator[str]:
     """The weights, by name, of the layers that are called."""
     for path in {str(c.target): None for c in calls}:
-        yield from (f"{path}.{n}".lstrip(".") for n, _ in model.get_submodule(path).named_parameters())
+        yield from (f"{path}.{n}".lstrip(".") for n, _ in submodule(model, path).named_parameters())
 
 
 def _may_write(code: OwnCode, call: Call) -> bool:

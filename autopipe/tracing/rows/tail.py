@@ -34,6 +34,7 @@ from ..code.own_code import OwnCode
 from ..inputs.contents import is_whole
 from ..inputs.layout import concatenated, of_blocks
 from ..inputs.structure import flatten, unflatten
+from ..members import submodule
 from ..sizes.dims import axis_of
 from ..sizes.rerun import replay
 from ..sizes.trials import first_line
@@ -249,7 +250,7 @@ def _start(model: nn.Module, form: Recording, start: Callable[[bool], None], fla
     """Set the mode, with what keeps statistics in evaluation where it is to be ``quiet``."""
     start(flag)
     for path in _norms(form) if quiet else ():
-        model.get_submodule(path).eval()
+        submodule(model, path).eval()
 
 
 def _tail(
@@ -581,7 +582,7 @@ def _share(model: nn.Module, calls: Iterable[Call]) -> float:
     """How many of a model's parameters calls use, as a share of all."""
     known, own = dict(model.named_parameters(remove_duplicate=False)), dict[int, int]()
     for call in calls:
-        used = [*model.get_submodule(call.target).parameters()] if call.op == "call_module" else []
+        used = [*submodule(model, call.target).parameters()] if call.op == "call_module" else []
         used += [known[c.target] for c in call.inputs if c.op == "get_attr" and c.target in known]
         own.update((id(p), p.numel()) for p in used)
     return sum(own.values()) / max(1, sum(p.numel() for p in model.parameters()))

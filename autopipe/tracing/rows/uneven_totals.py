@@ -27,6 +27,7 @@ from ..calls.perform import run_call
 from ..code.leaves import asking
 from ..code.own_code import OwnCode
 from ..inputs.contents import is_whole
+from ..members import submodule
 from .inner_numbers import LINEAR
 from .results import Rows, axes, run_until
 from .tail import is_late
@@ -150,7 +151,7 @@ def _is_of_rows_alone(code: OwnCode, call: Call) -> bool:
     """Whether a call runs code that stays whole and has no weights: it may weigh rows, or shorten them."""
     if not code.is_own(call) or call.accessor:
         return False
-    return call.op != "call_module" or next(code.model.get_submodule(call.target).parameters(), None) is None
+    return call.op != "call_module" or next(submodule(code.model, call.target).parameters(), None) is None
 
 
 def _is_float(call: Call) -> bool:
@@ -191,7 +192,7 @@ def _is_even_total(code: OwnCode, call: Call, of: Sequence[Call]) -> bool:
     if options is not None or not any(c.depends & Depends.DATA for c in of):
         return True
     if call.op == "call_module":
-        return getattr(code.model.get_submodule(str(call.target)), "reduction", "sum") == "sum"
+        return getattr(submodule(code.model, str(call.target)), "reduction", "sum") == "sum"
     return plain_name(call) == "sum" or call.kwargs.get("reduction") == "sum"
 
 

@@ -24,11 +24,11 @@ from ..calls.faults import of_models
 from ..calls.functions import classify, plain_name, tensors
 from ..calls.kinds import kind_of
 from ..calls.labels import label_options
-from ..calls.members import OF_ALL
 from ..calls.perform import run_call
 from ..code.leaves import asking
 from ..inputs.contents import is_whole
 from ..inputs.structure import flatten, mapped, unflatten
+from ..members import OF_ALL, submodule
 from ..sizes.dims import axis_of
 from ..sizes.other_masks import LEFT_OUT
 from ..state.state import generators
@@ -369,7 +369,7 @@ def _outline(value: Any) -> Any:
 
 def layer_kind(model: nn.Module, path: str) -> Any:
     """What a layer is, with the code and all else that its modules hold beside weights and plain values."""
-    modules = [*model.get_submodule(path).modules()]
+    modules = [*submodule(model, path).modules()]
     held = [
         (name, _code_of(value))
         for module in modules

@@ -20,11 +20,10 @@ from torch import nn
 from ...errors import InputError
 from ..calls import regions
 from ..calls.call import Call, Recording
-from ..calls.members import modules_in
-from ..calls.perform import registered
 from ..code.leaves import lies_in_leaf
 from ..inputs.free_numbers import is_number
 from ..inputs.held_numbers import owner_of
+from ..members import modules_in, registered, submodule
 from ..record.replaced_buffers import HeldBuffer
 from ..state import global_hooks
 from ..state.quick_check import addresses
@@ -146,7 +145,7 @@ class Assumptions:
         self.called.add(training)
         for flag, path, mode in self.switched:
             if flag is training:
-                self.model.get_submodule(path).training = mode
+                submodule(self.model, path).training = mode
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:

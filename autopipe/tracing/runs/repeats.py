@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from ...errors import CaptureError
 from ..calls.call import Recording
 from ..calls.faults import of_models
-from ..calls.members import OF_ALL
 from ..code.kept import NamesRead
 from ..code.leaves import Policy
 from ..code.restart import CloseModule, HoldNumbers
@@ -26,6 +25,7 @@ from ..code.set_first import Place, reads_before_sets
 from ..inputs.free_numbers import is_number
 from ..inputs.held_numbers import is_of_class, leave, names_inside, numbers_of
 from ..inputs.structure import flatten
+from ..members import OF_ALL, submodule
 from ..state.example_data import are_close, doubled, other_data
 from ..state.quick_check import Seen
 from ..state.state import LENGTH_OF, Snapshot, switch
@@ -208,7 +208,7 @@ class Repeats:
         One place may be of several modules, as what one hook of all of them counts in.
         """
         self.snapshot.start(training)
-        each = {path: Snapshot(self.model.get_submodule(path)) for path in paths}
+        each = {path: Snapshot(submodule(self.model, path)) for path in paths}
         self.run(training)
         found: dict[str, dict[Any, Callable[[], None]]] = {}
         for path, then in each.items():
@@ -228,7 +228,7 @@ class Repeats:
             for each in undo:
                 each()
 
-        hooks = [self.model.get_submodule(path).register_forward_hook(put_back) for path in paths]
+        hooks = [submodule(self.model, path).register_forward_hook(put_back) for path in paths]
         try:
             return not are_close(usual, flatten(self.run(training))[0])
         except of_models():  # as where one has nothing that another one left for it
@@ -261,11 +261,11 @@ class Repeats:
     def is_read(self, path: str, name: str) -> bool:
         """Whether a call may read what an attribute, or the first one in some words, holds."""
         attribute = name.removeprefix(LENGTH_OF).partition(".")[0]
-        is_plain = attribute in vars(self.model.get_submodule(path)) and attribute not in OF_ALL
+        is_plain = attribute in vars(submodule(self.model, path)) and attribute not in OF_ALL
         return not is_plain or attribute in self.names_read
 
     def _held(self, path: str, name: str) -> Any:
-        return vars(self.model.get_submodule(path)).get(name)
+        return vars(submodule(self.model, path)).get(name)
 
     def changes_met(self, policy: Policy) -> list[tuple[str, str]]:
         """The attributes that are other than at first and may be read, by path and name."""
@@ -289,7 +289,7 @@ class Repeats:
         if not recording.modes:
             return None
         self.snapshot.start(recording.training)
-        found = {p for _, p, mode in recording.modes if self.model.get_submodule(p).training is not mode}
+        found = {p for _, p, mode in recording.modes if submodule(self.model, p).training is not mode}
         path = min(found, default=None)
         while path and policy.is_inside_leaf(path):
             path = path.rpartition(".")[0]
@@ -472,7 +472,7 @@ class Repeats:
     def held_anew(self, policy: Policy) -> dict[tuple[str, str], Any]:
         """What the attributes hold that are other than at first and may be read, by path and name."""
         found = self.changes_met(policy)
-        held = {place: vars(self.model.get_submodule(place[0])) for place in found}
+        held = {place: vars(submodule(self.model, place[0])) for place in found}
         return {place: _copied(had[place[1]]) for place, had in held.items() if place[1] in had}
 
     def answer(
@@ -484,7 +484,7 @@ class Repeats:
             for _ in range(n_before):
                 self.run(training)
             for (path, name), value in left.items():
-                vars(self.model.get_submodule(path))[name] = _copied(value)
+                vars(submodule(self.model, path))[name] = _copied(value)
             return flatten(self.run(training))[0]
         return None
 

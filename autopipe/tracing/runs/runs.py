@@ -23,7 +23,6 @@ from ...errors import AutopipeError, CaptureError, InputError, ModelError
 from ..calls.call import Depends, Recording, Setting
 from ..calls.faults import of_models
 from ..calls.kinds import kind_of
-from ..calls.members import buffers_in, modules_in, parameters_in
 from ..calls.module_modes import in_modes
 from ..calls.sharing import Twins
 from ..code import attributes, leaf_setters, opaque
@@ -45,6 +44,7 @@ from ..inputs.arguments import Inputs
 from ..inputs.held_numbers import divided
 from ..inputs.structure import flatten
 from ..inputs.writes import called
+from ..members import buffers_in, modules_in, parameters_in
 from ..patches.memos import Memos
 from ..patches.route import Route
 from ..record.draws import OwnGenerators

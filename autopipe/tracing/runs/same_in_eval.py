@@ -16,11 +16,11 @@ from torch import nn
 from ..calls.call import Call, Recording, map_calls
 from ..calls.faults import of_models
 from ..calls.functions import Versions
-from ..calls.members import modules_in
 from ..calls.perform import run_call
 from ..calls.sharing import Twins
 from ..inputs.contents import SIMPLE
 from ..inputs.structure import flatten, marks
+from ..members import modules_in, submodule
 from ..state.state import generators
 
 __all__ = ["Evaluation", "are_recorded_alike", "evaluated"]
@@ -107,7 +107,7 @@ def _shared(
     """What a call gives, or what a leaf that is alike has given."""
     if call.op != "call_module":
         return run()
-    inside = [m for _, m in modules_in(model.get_submodule(call.target))]
+    inside = [m for _, m in modules_in(submodule(model, call.target))]
     key = twins.key(call.target, inside, call.region, (args, kwargs))
     if (copied := twins.copy(key)) is not None:
         return copied()

@@ -18,7 +18,6 @@ from ...errors import CaptureError, ModelError
 from ...torch_private import DYNAMO
 from ..calls.call import Call, Recording, Setting
 from ..calls.likeness import is_same, may_be_same, prune
-from ..calls.members import modules_in
 from ..calls.sharing import quiet
 from ..code import statements
 from ..code.leaves import Policy
@@ -40,6 +39,7 @@ from ..code.restart import (
     WatchMethods,
 )
 from ..inputs.arguments import Inputs
+from ..members import modules_in, submodule
 from ..patches import patches
 from ..state.state import Snapshot
 from .hidden_sizes import NumberSource, Shift, Tried, is_alike, longest_of, misread
@@ -325,7 +325,7 @@ class Session:
 
     def alike(self, path: str) -> list[str]:
         """The paths of the modules of one class with that at ``path``."""
-        cls = type(self.model.get_submodule(path))
+        cls = type(submodule(self.model, path))
         return [p for p, m in self.model.named_modules() if type(m) is cls]
 
     def training_form(self, evaluation: Recording, shifted: Recording | None) -> Recording:
@@ -447,7 +447,7 @@ class Session:
         while function in kept:
             outer = None
             if isinstance(function, Statement) and self.attempt.coarse:
-                outer = statements.around(self.model.get_submodule(function.path), function)
+                outer = statements.around(submodule(self.model, function.path), function)
             if outer is None:  # it was no help: the same is met where it is kept
                 self.adjust(CloseModule(found.path, found.why))
                 return

@@ -15,6 +15,7 @@ from ...units import Size
 from ..calls.call import Call, Depends, Recording
 from ..calls.named import qualified_name
 from ..code.leaves import is_atomic, is_compiled
+from ..members import submodule
 from .unproven import Proofs
 
 __all__ = ["read_from_inputs"]
@@ -74,7 +75,7 @@ def _behind(model: nn.Module, call: Call, given: Sequence[frozenset[Call] | None
         return None
     found = frozenset[Call]().union(*(leaves for leaves in given if leaves))
     if call.op == "call_module":
-        module = model.get_submodule(call.target)
+        module = submodule(model, call.target)
         is_plain = is_atomic(module) and not is_compiled(module) and not module._forward_hooks
         found |= frozenset() if is_plain else {call}
         return found if len(found) <= _MOST_LEAVES else None

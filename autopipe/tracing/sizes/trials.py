@@ -25,6 +25,7 @@ from ..calls.sharing import Sharing
 from ..code.attributes import names_of_open
 from ..inputs.arguments import Inputs
 from ..inputs.structure import Spec, flatten
+from ..members import registered
 from ..state.example_data import are_close, close_to, projected, without_graphs
 from ..state.global_names import is_foreign
 from ..state.redraw import redrawn
@@ -277,7 +278,7 @@ class Explorer:
 
     def _left(self) -> tuple[torch.Tensor, ...]:
         """A copy of every buffer that a form writes, as the run that has just been made left it."""
-        return tuple(self.model.get_buffer(name).detach().clone() for name in self.written)
+        return tuple(registered(self.model, name).detach().clone() for name in self.written)
 
     def shown(self, trial: Trial, form: Recording | None = None, training: bool | None = None) -> Observation:
         """What a run of a form showed, of the last where none is named, with its own data."""

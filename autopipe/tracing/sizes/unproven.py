@@ -23,11 +23,11 @@ from ..calls.call import Call, Depends, Recording, map_calls, meta
 from ..calls.faults import of_models
 from ..calls.kinds import Kind
 from ..calls.labels import label_options
-from ..calls.members import OF_ALL, modules_in
 from ..calls.regions import Region, context
 from ..calls.sharing import outline
 from ..code.leaves import is_atomic, is_compiled
 from ..inputs.structure import mapped
+from ..members import OF_ALL, modules_in, submodule
 from .rerun import with_guards
 
 __all__ = ["Proofs", "behind_labels", "is_plain", "unproven"]
@@ -66,7 +66,7 @@ class Proofs:
         )
 
     def _inside(self, leaf: Call) -> list[nn.Module]:
-        return [m for _, m in modules_in(self._model.get_submodule(leaf.target))]
+        return [m for _, m in modules_in(submodule(self._model, leaf.target))]
 
 
 _SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
@@ -137,7 +137,7 @@ def _doubted(model: nn.Module, form: Recording, proofs: Proofs, wanted: Collecti
     doubted: set[int] = set()
 
     def is_proven(call: Call) -> bool:
-        return is_plain(model.get_submodule(call.target)) or proofs.of(call)
+        return is_plain(submodule(model, call.target)) or proofs.of(call)
 
     for call in (c for c in calls if id(c) in wanted):
         is_behind = any(id(c) in doubted for c in call.inputs)

@@ -14,10 +14,10 @@ from torch import nn
 
 from ...errors import InputError
 from ...torch_private import is_in_transform
-from ..calls.members import buffers_in, parameters_in
 from ..inputs.contents import are_told_alike
 from ..inputs.layout import copied, lying_as
 from ..inputs.structure import flatten, unflatten
+from ..members import buffers_in, parameters_in
 from .fills import without_fills
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from ...errors import CaptureError
-from ..calls.members import modules_in
+from ..members import modules_in
 from .cells import content
 from .reach import Reached
 

@@ -28,8 +28,8 @@ import torch
 from torch import nn
 
 from ...torch_private import code_of_operator
-from ..calls.members import OF_ALL, buffers_in, modules_in, parameters_in
 from ..inputs.contents import slots
+from ..members import OF_ALL, buffers_in, modules_in, parameters_in
 from .cells import (
     MOST_BYTES,
     ArrayCell,

@@ -18,9 +18,8 @@ import torch
 from torch import nn
 
 from ...torch_private import UnseenByFunctions, is_transformed
-from ..calls.members import OF_COMPILED
-from ..calls.perform import registered
 from ..inputs.held_numbers import place_inside
+from ..members import OF_COMPILED, registered
 from . import global_hooks
 from .cells import Cell, content
 from .global_names import come_to

@@ -23,8 +23,8 @@ from torch import nn
 
 from ... import accelerator
 from ...torch_private import unwatched
-from ..calls.members import OF_ALL, buffers_in, modules_in, parameters_in
 from ..inputs.contents import are_equal_tensors
+from ..members import OF_ALL, buffers_in, modules_in, parameters_in, registered
 from .cells import content, place
 from .iterators import Spent
 from .mode_writes import BeforeWrites
@@ -84,7 +84,7 @@ class Snapshot:
         self.beside = _Beside(self.reached)
         buffers = (b for _, b in buffers_in(model))
         small = (t for t in (*self.weights, *(t for _, _, t in self.reached.tensors)) if _is_small(t))
-        written = map(model.get_parameter, _WRITTEN.get(model, ()))
+        written = (registered(model, name) for name in _WRITTEN.get(model, ()))
         self.tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._memory: dict[int, torch.Tensor] = {}
         for tensor in (t for t in (*buffers, *small, *written) if not _is_absent(t)):
@@ -216,7 +216,7 @@ class Snapshot:
     def include(self, names: Iterable[str]) -> None:
         """Put these parameters back too, which nothing has written to so far; later snapshots do likewise."""
         for name in names:
-            parameter = self.model.get_parameter(name)
+            parameter = registered(self.model, name)
             self._include(name, parameter, parameter)
 
     def _include(self, name: str, parameter: torch.Tensor, held: torch.Tensor) -> None:
@@ -357,9 +357,9 @@ class _Held:
 
     def put_in(self) -> Iterator[tuple[str, Any, bool]]:
         """What was registered since as a parameter or module: name, value, and whether none was there."""
-        for kind, registered, before in self.contents:
-            if kind in ("_parameters", "_modules") and isinstance(registered, dict):
-                found = [(n, v) for n, v in registered.items() if before.get(n) is not v]
+        for kind, held, before in self.contents:
+            if kind in ("_parameters", "_modules") and isinstance(held, dict):
+                found = [(n, v) for n, v in held.items() if before.get(n) is not v]
                 yield from ((n, v, before.get(n) is None) for n, v in found)
 
     def differing(self, now: dict[str, Any]) -> list[str]:

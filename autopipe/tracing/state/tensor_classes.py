@@ -11,8 +11,8 @@ from torch import nn
 
 from ...errors import InputError
 from ..calls.functions import tensors
-from ..calls.members import OF_ALL, modules_in
 from ..inputs.structure import flatten
+from ..members import OF_ALL, modules_in
 
 __all__ = ["check_answers"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..calls.members import OF_COMPILED, modules_in
+from ..members import OF_COMPILED, modules_in
 from .global_names import is_foreign, names_in_class
 from .reach import HOOKS, Reached, reached
 from .readers import Reader, are_same, is_same, read_beside

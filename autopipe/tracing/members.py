@@ -1,5 +1,7 @@
-"""The modules, parameters and buffers of a model, listed in one go: torch's own generators take several times
-as long, and each part of a capture asks for all of them.
+"""The modules, parameters and buffers of a model, listed in one go or found by their paths.
+
+Torch's own generators take several times as long, and each part of a capture asks for all of them; its
+look-up gives what a class has, or computes, under a name there.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ...torch_private import CALL_HOOK
+from ..torch_private import CALL_HOOK
 
-__all__ = ["OF_ALL", "OF_COMPILED", "buffers_in", "modules_in", "parameters_in"]
+__all__ = ["OF_ALL", "OF_COMPILED", "buffers_in", "modules_in", "parameters_in", "registered", "submodule"]
 
 OF_ALL = frozenset(vars(nn.Module()))
 """The attributes that every module has, its registries among them."""
@@ -76,3 +78,35 @@ def _members(
                     seen.add(id(tensor))
                     out.append((ahead + name, tensor))
     return out
+
+
+def submodule(model: nn.Module, path: str) -> nn.Module:
+    """The module at a path of :func:`modules_in`, whatever a class has, or gives, under a name there.
+
+    Raises :class:`AttributeError` where there is none.
+
+    >>> submodule(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh())), "1.0")
+    Tanh()
+    """
+    found = model
+    for name in path.split(".") if path else ():
+        held: Any = found._modules
+        if name not in held or held[name] is None:
+            return model.get_submodule(path)  # a model may list modules that it does not hold itself
+        found = held[name]
+    return found
+
+
+def registered(module: nn.Module, path: str) -> Any:
+    """What lies at a dotted path, also where a class has, or gives, something else under a name there."""
+    value: Any = module
+    for name in path.split(".") if path else ():
+        value = _registered(value, name) if isinstance(value, nn.Module) else getattr(value, name)
+    return value
+
+
+def _registered(module: nn.Module, name: str) -> Any:
+    try:
+        return nn.Module.__getattr__(module, name)
+    except AttributeError:  # it computes what it has there, as a parametrized module does
+        return getattr(module, name)
