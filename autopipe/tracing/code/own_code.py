@@ -9,7 +9,8 @@ import collections
 import functools
 import itertools
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from ..state.global_names import globals_in, is_foreign
 from ..state.loads import attributes_stored
 from .leaves import is_torchs
 from .reachable import is_method, names_in, names_reached
-from .scripted import SIZES, goes_by_values, numbers_written
+from .scripted import SIZES, arguments_of, goes_by_values, numbers_written
 from .told_numbers import told_numbers
 
 __all__ = ["HOOKS", "OwnCode"]
@@ -198,14 +199,16 @@ class OwnCode:
         asked = [*map(globals_in, codes)]
         return any(names >= {"int", "type"} or not _THREADS.isdisjoint(names) for names in asked)
 
-    def reads_unseen(self, call: Call) -> bool:
+    def reads_unseen(self, call: Call, seen: Mapping[int, Sequence[bool]] = MappingProxyType({})) -> bool:
         """Whether scripted code that a call runs goes by values of what it is given, of all rows at once.
 
-        A function that the call runs itself is given what the model holds as well, which is none of rows.
+        Functions are given what the model holds as well, which is none of rows: the one that the call runs
+        itself, and others by what was ``seen`` of their arguments: see :class:`scripted.ScriptsGiven`.
         """
         scripts = self._scripts(call.op == "call_module", call.target)
-        is_itself = isinstance(call.target, Named) and [call.target.function] == scripts
-        return any(goes_by_values(s, _given_of_calls(call, s) if is_itself else None) for s in scripts)
+        if isinstance(call.target, Named) and [call.target.function] == scripts:
+            seen = {id(s): _are_of_calls(call, s) for s in scripts}
+        return any(goes_by_values(s, seen.get(id(s))) for s in scripts)
 
     def _functions_of(self, is_module: bool, target: Any) -> list[tuple[types.FunctionType, Any]]:
         held = self._within(is_module, target)
@@ -333,11 +336,10 @@ def _throughout(tensor: torch.Tensor) -> float | None:
     return first.item() if bool(first == last) and bool((tensor == first).all()) else None
 
 
-def _given_of_calls(call: Call, function: Any) -> list[bool]:
+def _are_of_calls(call: Call, function: Any) -> list[bool]:
     """Which arguments of a scripted function a call makes of more than weights and buffers, in order."""
-    names = [argument.name for argument in function.schema.arguments]
-    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
-    return [any(c.depends & ~Depends.STATE for c in calls_in(given.get(name))) for name in names]
+    given = arguments_of(function, call.args, call.kwargs)
+    return [any(c.depends & ~Depends.STATE for c in calls_in(value)) for value in given]
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -11,10 +11,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
+from ..calls.functions import tensors
+from ..members import buffers_in, parameters_in
 from .told_numbers import told_numbers
 
-__all__ = ["SIZES", "goes_by_values", "numbers_written"]
+__all__ = ["SIZES", "ScriptsGiven", "arguments_of", "goes_by_values", "numbers_written"]
 
 SIZES = "aten::len", "aten::numel", "aten::size", "prim::shape"
 """What scripted code asks for sizes by."""
@@ -71,6 +74,57 @@ def goes_by_values(script: Any, are_of_calls: Sequence[bool] | None = None) -> b
     read = [v.node() for v in _behind(sized, carried) if _is_counting(v.node())]
     read += (n for n in nodes if n.kind() in _VALUES)
     return any(v.unique() in asked for v in _behind((v for n in read for v in n.inputs()), carried))
+
+
+def arguments_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """What a call gives a scripted function, by its arguments in order; None for what is left out."""
+    names = [argument.name for argument in function.schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return [given.get(name) for name in names]
+
+
+class ScriptsGiven:
+    """Within it what scripted functions are given is noted as Python calls them, of code kept whole as well.
+
+    Attributes
+    ----------
+    are_of_calls: by the id of a function, which of its arguments were more than weights and buffers as these
+        were when :meth:`begin` was called, in any of its calls.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.are_of_calls: dict[int, list[bool]] = {}
+        self._held: dict[int, tuple[torch.Tensor, int]] = {}
+
+    def begin(self) -> None:
+        """Take weights and buffers to be as they are now."""
+        held = (t for _, t in (*parameters_in(self._model), *buffers_in(self._model)))
+        self._held = {id(t): (t, t._version) for t in held if not t.is_inference()}
+
+    def __enter__(self) -> ScriptsGiven:
+        cls: Any = torch.jit.ScriptFunction
+        call = self._call = cls.__call__
+
+        def noting(function: Any, *args: Any, **kwargs: Any) -> Any:
+            self._note(function, args, kwargs)
+            return call(function, *args, **kwargs)
+
+        cls.__call__ = noting
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        cls: Any = torch.jit.ScriptFunction
+        cls.__call__ = self._call
+
+    def _note(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        now = [not all(map(self._is_held, tensors(v))) for v in arguments_of(function, args, kwargs)]
+        before = self.are_of_calls.get(id(function), now)
+        self.are_of_calls[id(function)] = [a or b for a, b in zip(before, now, strict=True)]
+
+    def _is_held(self, tensor: torch.Tensor) -> bool:
+        held, version = self._held.get(id(tensor), (None, -1))
+        return held is tensor and tensor._version == version
 
 
 def numbers_written(graph: str) -> frozenset[int]:

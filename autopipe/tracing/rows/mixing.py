@@ -30,6 +30,7 @@ from ..calls.faults import of_models
 from ..calls.labels import can_be_counted, label_options
 from ..code.leaves import asking
 from ..code.own_code import OwnCode
+from ..code.scripted import ScriptsGiven
 from ..inputs.contents import is_whole
 from ..sizes.rerun import replay
 from ..sizes.trials import first_line
@@ -226,11 +227,27 @@ def _asked_of(form: _Form, found: _Found, evaluated: Evaluated | None, *, may_po
 
 def _by_scripted(form: _Form) -> str:
     """In words, the first call whose scripted code goes by values, which nobody sees it read; or nothing."""
-    calls = (c for c in form.form.calls if form.code.is_own(c) and form.code.reads_unseen(c))
-    found = next(calls, None)
+    calls = [c for c in form.form.calls if form.code.is_own(c) and form.code.reads_unseen(c)]
+    seen = _given_to_scripts(form) if calls else {}
+    found = next((c for c in calls if form.code.reads_unseen(c, seen)), None)
     return (
         "" if found is None else f"{call_and_place(found)} is scripted and goes by values of all rows at once"
     )
+
+
+def _given_to_scripts(form: _Form) -> dict[int, list[bool]]:
+    """Which arguments scripted functions are given of calls, as a run shows; nothing where it fails."""
+    try:
+        with ScriptsGiven(form.code.model) as seen:
+
+            def begin() -> None:
+                form.begin()
+                seen.begin()
+
+            rows_of(*form.told[:5], begin, alone=form.takes(2))("ab")
+    except of_models():  # whatever it is: rows in others' places are another's to ask about
+        return {}
+    return seen.are_of_calls
 
 
 def _in_places(form: _Form, found: _Found, evaluated: Evaluated | None) -> tuple[str, Results | None, str]:

@@ -235,6 +235,37 @@ def test_scripted_code_may_go_by_values_of_the_models_own(makes, is_refused):
     assert bool(captured_mixing(ByABuffer(makes), x).always) is is_refused
 
 
+def in_turn(x, by):
+    return scaled_by(x, by) + scaled_by(x, x.mean())
+
+
+@pytest.mark.parametrize(
+    ("scales", "is_refused"),
+    [
+        (lambda x, by: scaled_by(x, by), False),
+        (lambda x, by: scaled_by(times=2, by=by, x=x), False),
+        (lambda x, by: scaled_by(x, by + x.mean()), True),
+        (lambda x, by: scaled_by(x, by.mul_(1 + x.mean())), True),
+        (lambda x, by: scaled_by(by, x.mean()) * x, True),
+        (in_turn, True),
+    ],
+    ids=["itself", "named", "rows", "written", "other", "in_turn"],
+)
+def test_scripted_code_in_layers_may_go_by_values_of_the_models_own(scales, is_refused):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+            self.register_buffer("by", torch.tensor(2.0))
+
+        def forward(self, x):
+            return scales(self.inner(x), self.by)
+
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    found = captured_mixing(Around(nn.Sequential(Scaled(), Scaled())), x)
+    assert bool(found.always or found.training) is is_refused
+
+
 class ByItsWeights(nn.Module):
     def __init__(self):
         super().__init__()
