@@ -47,7 +47,7 @@ def count_microbatches(captured: Capture, asked: int | str | None, n_stages: int
         return _most_taken(captured, min(most, MICROBATCHES_PER_STAGE * n_stages))
     n = asked
     if n > 1 and (captured.listed_rows or "batch" not in captured.ops.example_dims):
-        reasons = [f" ({said})" for said, _ in captured.listed_rows]
+        reasons = [f" ({listed})" for listed in captured.listed_rows]
         reasons += [
             f" ({fixed.reason})" for (_, axis), fixed in captured.variation.fixed.items() if axis == 0
         ]

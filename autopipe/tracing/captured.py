@@ -27,7 +27,7 @@ from .forms import Form
 from .graphs import emit, modes
 from .graphs.left_numbers import left_in, numbers_left_by
 from .graphs.questions import Question, choose
-from .inputs.arguments import Inputs
+from .inputs.arguments import Inputs, ListedRows
 from .inputs.contents import are_equal_tensors, plainly
 from .inputs.free_numbers import as_tensor
 from .inputs.held_numbers import HELD, divided, leave, numbers_of
@@ -312,20 +312,21 @@ class Capture:
         )
 
     @property
-    def listed_rows(self) -> tuple[tuple[str, frozenset[str]], ...]:
-        """In words, each list that may have an entry for every row, with the inputs in it: it is not cut.
+    def listed_rows(self) -> tuple[ListedRows, ...]:
+        """Each list that may have an entry for every row: it is not cut.
 
         It has where no input outside of it has rows, nor have all entries, or where all that the model gives
-        has a place for each entry, and none for rows within one.
+        has a place for each entry, and none for rows within one. What has in the first kind of calls has in
+        all, of a single entry as well.
         """
+        known = {listed.shown for listed in self.first.listed_rows} if self.first else frozenset[str]()
         where = {name for dim in self.ops.dims if dim.name == "batch" for name, _ in dim.where}
         found = []
         for shown, entries in self.inputs.lists:
-            own = frozenset(itertools.chain(*entries))
-            is_by_entry = not all(map(where.intersection, entries)) or self._gives_by_entry(len(entries))
-            if where <= own and is_by_entry:
-                words = f"{shown} holds {len(entries)} entries, and only tensors are cut into rows"
-                found.append((f"{words}: put them into one, filled up to one size", own))
+            own, n = frozenset(itertools.chain(*entries)), len(entries)
+            is_by_entry = n > 1 and (not all(map(where.intersection, entries)) or self._gives_by_entry(n))
+            if shown in known or (where <= own and is_by_entry):
+                found.append(ListedRows(shown, n, own))
         return tuple(found)
 
     def _gives_by_entry(self, n_entries: int) -> bool:

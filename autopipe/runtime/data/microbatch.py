@@ -256,7 +256,7 @@ class Splitter:
         self._batch = batch_dim(capture.ops.dims)
         self._known = dict(self._batch.where) if self._batch else {}
         self._fixed = capture.variation.fixed
-        self._capture = capture
+        self._capture, self._lists = capture, capture.listed_rows
         self._of_no_rows: set[tuple[int, int, int]] = set()
 
     def split(
@@ -272,9 +272,8 @@ class Splitter:
         """
         if n_microbatches < 1:
             raise InputError(f"n_microbatches is {n_microbatches}; a step has at least 1")
-        if n_microbatches > 1:
-            self._check_lists()
-        axes = self._axes(leaves)
+        n_listed = self._listed(n_microbatches)
+        axes = {} if n_listed else self._axes(leaves)
         found = {n: leaves[n].shape[a] for n, a in axes.items()}
         if len(set(found.values())) > 1:
             if n_microbatches > 1 or is_weighed:
@@ -284,11 +283,11 @@ class Splitter:
                     "n_microbatches=1"
                 )
             axes = {}
-        n_rows = next(iter(found.values()), 1) if axes else 1
+        n_rows = next(iter(found.values()), 1) if axes else n_listed or 1
         if n_rows == 0:
             raise InputError("the batch is empty; give step() at least one row")
         most = self._capture.most_microbatches(n_rows)
-        sizes = _sizes(n_rows, min(most, n_microbatches)) if axes else (1,)
+        sizes = _sizes(n_rows, min(most, n_microbatches)) if axes else (n_rows,)
         for name, fixed in ((n, self._fixed[n, a]) for n, a in axes.items() if (n, a) in self._fixed):
             if len(sizes) > 1:
                 raise InputError(
@@ -308,14 +307,19 @@ class Splitter:
             whole=whole,
         ).of(leaves, target)
 
-    def _check_lists(self) -> None:
-        """Raise :class:`InputError` for a list with an entry for each row: each is an input, and whole."""
-        for said, names in self._capture.listed_rows:
-            if self._given.keys().isdisjoint(names):
-                raise InputError(
-                    f"{said}; pass n_microbatches=1, or name it in batch_dims, with None where every "
-                    "microbatch gets all of it"
-                )
+    def _listed(self, n_microbatches: int) -> int:
+        """How many rows a batch has whose lists have an entry for each; 0 where that is not told by lists.
+
+        Raises :class:`InputError` for several microbatches of such: each entry is an input, and whole.
+        """
+        listed = [rows for rows in self._lists if self._given.keys().isdisjoint(rows.names)]
+        if listed and n_microbatches > 1:
+            raise InputError(
+                f"{listed[0]}; give rt.accumulate() some of the entries at a time, pass n_microbatches=1, or "
+                "name it in batch_dims, with None where every microbatch gets all of it"
+            )
+        counts = {rows.n_rows for rows in listed}
+        return counts.pop() if len(counts) == 1 else 0
 
     def _whole_in(self, target: Any, n_rows: int) -> frozenset[int]:
         """The places in a target of tensors whose size was the same beside another number of rows."""

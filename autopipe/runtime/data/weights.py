@@ -231,7 +231,7 @@ class Weigher:
         """
         each = [(b, m, found) for b in batches for m, found in enumerate(self._of_each(b))]
         kinds = {tuple(x.is_sum for x in found): found for _, _, found in each if found}
-        if not kinds or any(found is None for *_, found in each):
+        if not kinds or any(found is None for *_, found in each) or self._is_by_entry():
             return 0, []
         (kind, usual), *others = kinds.items()
         rows = [self._in_form(b, m, found or (), usual) for b, m, found in each] if not others else [None]
@@ -239,6 +239,14 @@ class Weigher:
             self.warn("it averages otherwise over labels of some microbatches than of others")
             return 0, []
         return sum(kind), [list(counts) for counts in zip(*filter(None, rows), strict=True)]
+
+    def _is_by_entry(self) -> bool:
+        """Whether the loss has a mean over labels for each entry of a list, of which each is a row."""
+        first = self._capture.first or self._capture
+        if not first.listed_rows:
+            return False
+        form = first.own_forms[self._capture.model.training][0]
+        return len(find_losses(first, form)[0] or ()) > 1
 
     def _in_form(
         self, batch: Batch, m: int, losses: Sequence[LabelLoss], usual: Sequence[LabelLoss]

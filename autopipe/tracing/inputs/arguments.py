@@ -24,7 +24,20 @@ from .held_numbers import HELD, divided
 from .names import Namer
 from .structure import Spec, flatten, hides_tensors, paths, unflatten
 
-__all__ = ["Inputs", "arguments", "shown", "signature"]
+__all__ = ["Inputs", "ListedRows", "arguments", "shown", "signature"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ListedRows:
+    """A list among the arguments, as ``shown``, with an entry for each row; ``names`` are its inputs."""
+
+    shown: str
+    n_rows: int
+    names: frozenset[str]
+
+    def __str__(self) -> str:
+        words = f"{self.shown} holds {self.n_rows} entries, and only tensors are cut into rows"
+        return f"{words}: put them into one, filled up to one size"
 
 
 def arguments(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +82,7 @@ def _lists(spec: Spec, names: Sequence[str | None], at: str) -> Iterator[tuple[s
             rest = iter(own)
             parts = ([*itertools.islice(rest, part.n_leaves)] for part in child.children)
             entries = [[name for name in part if name is not None] for part in parts]
-            if len(entries) > 1 and all(entries):
+            if entries and all(entries):
                 yield place, entries
         yield from _lists(child, own, place)
 
@@ -208,7 +221,7 @@ class Inputs:
 
     @property
     def lists(self) -> tuple[tuple[str, list[list[str]]], ...]:
-        """The lists and tuples of several entries that all hold tensors, as shown, with these by entry."""
+        """The lists and tuples of entries that all hold tensors, as shown, with these by entry."""
         return tuple(_lists(self.spec, self.names, ""))
 
     def with_free_numbers(self, others: Sequence[Inputs]) -> Inputs:

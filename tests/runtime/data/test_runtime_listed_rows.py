@@ -59,7 +59,9 @@ def test_a_list_with_an_entry_for_each_row_is_told_of(make, example, name, caplo
     assert said in caplog.text
     assert pipe.plan.n_microbatches == 1
     runtime = pipe.runtime()
-    with pytest.raises(InputError, match=said + r".*; pass n_microbatches=1, or name it in batch_dims"):
+    with pytest.raises(
+        InputError, match=said + r".*accumulate.*, pass n_microbatches=1, or name it in batch_dims"
+    ):
         runtime.step(*example, n_microbatches=2)
     assert runtime.step(*example).loss == pytest.approx(model(*example).item())
 
@@ -105,3 +107,21 @@ def test_a_list_whose_entries_have_all_rows_is_cut():
     model, example = Scales(), ([torch.randn(2, 4), torch.randn(2, 8)],)
     runtime = split_by_layers(model, 2, example, n_microbatches=2).runtime()
     assert runtime.step(*example).loss == pytest.approx(model(*example).item())
+
+
+@pytest.mark.parametrize("unlike", [0, 1])
+@pytest.mark.parametrize("sizes", [(3, 1), (1, 1, 2), (4, 2)])
+def test_batches_of_lists_weigh_by_their_entries(sizes, unlike):
+    """Channels of a picture were taken for rows, or every batch for one."""
+    torch.manual_seed(0)
+    model = Detector()
+    images, targets = detected(sum(sizes), unlike)
+    model(images, targets).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    runtime = split_by_layers(model, 2, (images[:4], targets[:4])).runtime()
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    batches = [(images[a : a + n], targets[a : a + n]) for a, n in zip(starts, sizes, strict=True)]
+    assert runtime.accumulate(batches).loss == pytest.approx(model(images, targets).item())
+    for p, grad in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, grad)
