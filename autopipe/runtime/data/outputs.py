@@ -89,9 +89,10 @@ class Outputs:
 
         A tensor with a batch axis is concatenated along it, numbers of rows as they are in the batch; a
         scalar is averaged by ``weights``, another mean over rows by these, a sum added up; a Python number
-        made of sizes is what the full batch's make. The rest is taken from the first microbatch; a warning
-        says so where another one's differs, or may. ``for_loss`` what is joined has gradients, and in the
-        place of what microbatches do not give is what raises :class:`InputError` when it is used.
+        made of sizes is what the full batch's make. Other floats are averaged by ``weights``, and the rest is
+        taken from the first microbatch; a warning says so where another one's differs, or may. ``for_loss``
+        what is joined has gradients, and in the place of what microbatches do not give is what raises
+        :class:`InputError` when it is used.
         """
         if len(parts) == 1:
             return list(parts[0])
@@ -150,14 +151,19 @@ class Outputs:
                 f"output {name} has no batch axis and hangs on the rows of a batch, of which each of "
                 f"{batch.n_microbatches} microbatches has some"
             )
+        is_float = all(type(x) is float for x in leaf)
         if is_other and name not in self._warned:
             self._warned.add(name)
             _logger.warning(
                 "output %s has no batch axis and hangs on the rows of a batch, of which each microbatch has "
-                "some: the first one's is returned; pass n_microbatches=1 for the whole batch's",
+                "some: %s is returned; pass n_microbatches=1 for the whole batch's",
                 name,
+                "their mean" if is_float else "the first one's",
             )
-        return leaf[0]
+        if not is_float:
+            return leaf[0]
+        told = [torch.tensor(x, dtype=torch.float64, device="cpu") for x in leaf]
+        return float(weighted(told, _shares(weights, batch.rows)))
 
     def _check_rows(self, name: str, axis: int, leaf: Sequence[Tensor], batch: Batch) -> None:
         """Raise :class:`InputError` where a microbatch takes another way than the batch, to other places."""

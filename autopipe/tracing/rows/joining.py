@@ -9,6 +9,7 @@ rows it asks; joining is left to ``runtime``.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,11 +20,13 @@ from ...graph import Dim
 from ...units import Size
 from ..calls.call import Call, Depends
 from ..calls.faults import of_models
-from .results import ALLOWED, Results, axes, is_close, is_number, other_axes
+from .results import ALLOWED, EQUAL, Results, axes, is_close, is_number, level_of, other_axes
 
 __all__ = ["joining"]
 
 _logger = logging.getLogger("autopipe")
+_OF_NUMBERS = {torch.float64: ALLOWED[torch.float64], torch.float32: EQUAL[torch.float32]}
+"""Of a plain number: means of single ones hardly round, and what is made of a mean may be near one itself."""
 _Shapes = Mapping[int, tuple[tuple[Size, ...], ...]]
 
 
@@ -72,7 +75,7 @@ def _ask(
     given = {rows: both.placed(rows) for rows in orders} if asked else {}
     untold = set[str]()
     for i, call, at in asked if both.is_by_row else ():
-        values = {rows: _tensor(leaves[i]) for rows, leaves in given.items()}
+        values = {rows: _tensor(leaves[i], _dtype_behind(call)) for rows, leaves in given.items()}
         at = at or _varying(values)
         if _tells_nothing(values, call, at):
             untold.add(call.name)
@@ -84,7 +87,11 @@ def _ask(
             if step is None or step.any() or at != axes(call, 0, dim, shapes):
                 steps[call.name] = None if step is None else (at[0], step.tolist())
         else:
-            how = "unknown" if call.name in untold else _made_of_rows(values)
+            allowed = ALLOWED if isinstance(both.of("ab")[i], Tensor) else _OF_NUMBERS
+            how = "unknown" if call.name in untold else _made_of_rows(values, allowed)
+            if how == "mean" and allowed is _OF_NUMBERS and not _are_apart(values, allowed):
+                how = "unknown"
+                untold.add(call.name)
             if how == "neither" and not (
                 call.depends & Depends.INPUT or isinstance(both.of("ab")[i], Tensor)
             ):
@@ -119,10 +126,26 @@ def _varying(values: Mapping[str, Tensor]) -> list[int]:
     return found if len(found) == 1 else []
 
 
-def _tensor(value: Any) -> Any:
+def _tensor(value: Any, dtype: torch.dtype = torch.float64) -> Any:
+    """A value, as a tensor where it is a number: of such a ``dtype`` if it is no whole one."""
     if type(value) not in (int, float, bool):
         return value
-    return torch.tensor(value, dtype=torch.float64 if type(value) is float else None, device="cpu")
+    return torch.tensor(value, dtype=dtype if type(value) is float else None, device="cpu")
+
+
+def _dtype_behind(call: Call) -> torch.dtype:
+    """The narrowest dtype of the tensors that a number is made of, up to whose rounding it is known."""
+    found, todo, seen = [torch.float64], [call], set[int]()
+    while todo:
+        each = todo.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if not isinstance(each.value, Tensor):
+            todo += each.inputs
+        elif each.value.is_floating_point():
+            found.append(each.value.dtype)
+    return max(found, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _is_asked(given: Any, at: Sequence[int], *, is_anew: bool) -> bool:
@@ -158,6 +181,15 @@ def _step(values: Mapping[str, Tensor], axis: int) -> Tensor | None:
     return added[0]
 
 
+def _are_apart(values: Mapping[str, Tensor], allowed: Mapping[torch.dtype, float]) -> bool:
+    """Whether numbers of two rows are so unlike that what bends, as an exponential, is seen to be no mean.
+
+    That is off by about an eighth of the square of how far they are apart.
+    """
+    a, b = float(values["aa"]), float(values["bb"])
+    return abs(a - b) > 10 * math.sqrt(level_of(values["ab"].dtype, allowed)) * max(abs(a), abs(b))
+
+
 def _is_of_blocks(values: Mapping[str, Tensor], axis: int) -> bool:
     """Whether whole numbers are of single rows, with one place of all of them, then another."""
     if any(not t.shape[axis] or t.shape[axis] % len(rows) for rows, t in values.items()):
@@ -167,10 +199,10 @@ def _is_of_blocks(values: Mapping[str, Tensor], axis: int) -> bool:
     return step is not None and not step.any()
 
 
-def _made_of_rows(values: Mapping[str, Tensor]) -> str:
+def _made_of_rows(values: Mapping[str, Tensor], allowed: Mapping[torch.dtype, float]) -> str:
     """Whether a value is a ``"sum"`` or an even ``"mean"`` over rows, or ``"neither"``; empty where it stays.
 
-    ``"unknown"`` where two rows do not tell a mean from a sum.
+    ``"unknown"`` where two rows do not tell a mean from a sum. It is up to what is ``allowed`` by dtype.
     """
     if len({(t.shape, t.dtype) for t in values.values()}) > 1:
         return "neither"
@@ -178,7 +210,7 @@ def _made_of_rows(values: Mapping[str, Tensor]) -> str:
     told = {rows: t.double() for rows, t in values.items()}
     if all(torch.equal(told["ab"], t) for t in told.values()):
         return ""
-    level = {torch.float64: ALLOWED.get(kind, 0.1) if kind.is_floating_point else 0.0}
+    level = {torch.float64: level_of(kind, allowed) if kind.is_floating_point else 0.0}
 
     def is_as(expected: Callable[[Tensor], Tensor]) -> bool:
         each = {rows: expected(torch.stack([told[row * 2] for row in rows])) for rows in told}

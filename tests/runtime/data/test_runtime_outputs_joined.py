@@ -233,6 +233,45 @@ def test_means_over_rows_are_those_of_the_batch(kind: str) -> None:
     compared(MEANS[kind], mean_of_first)
 
 
+LOGGED: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda h: h.square().mean().item(),
+    "float": lambda h: float(h.square().mean().detach()),
+    "tolist": lambda h: h.square().mean().tolist(),
+    "on the host": lambda h: h.square().mean().detach().cpu().item(),
+    "a share": lambda h: (h.argmax(-1) == 1).float().mean().item(),
+    "a share of none": lambda h: (h > 99).float().mean().item(),
+    "a count": lambda h: (h.argmax(-1) == 1).sum().item() / h[..., 0].numel(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", LOGGED)
+def test_numbers_that_a_model_logs_are_those_of_the_batch(kind: str, dtype: torch.dtype) -> None:
+    """Those of narrow tensors were held to the rounding of the widest, and refused as no means."""
+    torch.manual_seed(0)
+    model = Net(lambda h: (h.square().mean(), {"log": LOGGED[kind](h)})).to(dtype)
+    runtime = split_by_layers(model, 2, (torch.randn(6, 3, 4, dtype=dtype),), n_microbatches=3).runtime()
+    for n in (6, 5):
+        x = torch.randn(n, 3, 4, dtype=dtype)
+        found, expected = runtime.step(x, return_outputs=True).outputs[1]["log"], model(x)[1]["log"]
+        assert isinstance(found, float)
+        assert found == pytest.approx(expected, rel=5 * torch.finfo(dtype).eps, abs=1e-9)
+
+
+@pytest.mark.parametrize("bend", [torch.exp, torch.sqrt])
+def test_what_bends_a_mean_is_no_mean(
+    bend: Callable[[Tensor], Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of rows that are nearly alike it looks like one."""
+    torch.manual_seed(0)
+    model = Net(lambda h: (h, bend(1 + h.mean()).item()))
+    x = torch.randn(6, 3, 4) * 1e-2
+    runtime = split_by_layers(model, 2, (x,), n_microbatches=3).runtime(loss_fn=mean_of_first)
+    result = runtime.step(x, return_outputs=True)
+    assert "their mean is returned" in caplog.text
+    assert result.outputs[1] == pytest.approx(model(x)[1], rel=1e-2)
+
+
 @pytest.mark.parametrize("kind", LATER)
 def test_sums_that_are_nought_for_the_example_are_those_of_the_batch(kind: str) -> None:
     torch.manual_seed(0)
