@@ -94,6 +94,7 @@ __all__ = [
     "unread",
     "unsafe_view",
     "unwatched",
+    "weights_forgotten",
 ]
 
 ATTRIBUTES = {
@@ -167,6 +168,17 @@ def sequence_number(node: Node) -> int:
 def is_cached_weight(tensor: Tensor) -> bool:
     """Whether a parametrization's weight is kept for now: see ``torch.nn.utils.parametrize.cached``."""
     return any(kept is tensor for kept in parametrize._cache.values())
+
+
+@contextlib.contextmanager
+def weights_forgotten() -> Iterator[None]:
+    """Within it a parametrization's weight that nothing has kept yet is kept until its end alone."""
+    before = {*parametrize._cache}
+    try:
+        yield
+    finally:
+        for key in parametrize._cache.keys() - before:
+            del parametrize._cache[key]
 
 
 def newest() -> int:

@@ -553,12 +553,20 @@ def test_weights_of_parametrizations_are_kept_for_as_long_as_they_are_cached() -
         def forward(self, weight: Tensor) -> Tensor:
             return weight * 2
 
-    layer = parametrize.register_parametrization(nn.Linear(2, 2), "weight", Doubled())
+    layer, other = (
+        parametrize.register_parametrization(nn.Linear(2, 2), "weight", Doubled()) for _ in range(2)
+    )
     with parametrize.cached():
         kept = layer.weight
         assert layer.weight is kept
         assert private.is_cached_weight(kept)
         assert not private.is_cached_weight(layer.bias)
+        with private.weights_forgotten():
+            assert layer.weight is kept
+            inner = other.weight
+            assert other.weight is inner
+        assert layer.weight is kept
+        assert other.weight is not inner
     assert not private.is_cached_weight(kept)
 
 

@@ -369,6 +369,19 @@ def parametrized_weight_read_twice(self: Any, x: Tensor) -> Tensor:
         return self.run(F.linear(x, self.layers[0].weight) + self.layers[0](x))
 
 
+@trap(prepare=lambda m: parametrize.register_parametrization(m.layers[0], "weight", Symmetric()))
+def parametrized_weight_read_behind_its_layer(self: Any, x: Tensor) -> Tensor:
+    with parametrize.cached():
+        h = self.layers[0](self.layers[0](x))
+        return self.run(h) * self.layers[0].weight.diagonal() + self.layers[0].weight.trace()
+
+
+@trap("safe", prepare=lambda m: parametrizations.spectral_norm(m.layers[0]))
+def weight_with_a_power_iteration_read_behind_its_layer(self: Any, x: Tensor) -> Tensor:
+    with parametrize.cached():
+        return self.run(self.layers[0](x)) + self.layers[0].weight.sum()
+
+
 def _quantised(x: Tensor, step: Tensor) -> Tensor:
     scaled = (x / step).clamp(-8, 7)
     return (scaled + (scaled.round() - scaled).detach()) * step

@@ -19,7 +19,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ...errors import CaptureError
-from ...torch_private import function_modes, pop_function_mode, push_function_mode
+from ...torch_private import function_modes, pop_function_mode, push_function_mode, weights_forgotten
 from ..calls import describe, functions
 from ..calls.call import UNSAFE, Call, Depends, Recording, calls_in, meta
 from ..calls.module_modes import in_modes
@@ -285,7 +285,7 @@ class Recorder(TorchFunctionMode):
             inside = [m for _, m in modules_in(module)]
             if not self.is_swapped(inside):
                 with self.keeping.noting_filled() if _hooks_of(inside) else contextlib.nullcontext():
-                    with self.at.hushed, self.stepped_aside():
+                    with self.at.hushed, self.stepped_aside(), weights_forgotten():
                         result = self.leaf(module, inside, path, original, args, kwargs)
                     if path in self.hooked:
                         self.run_hooks(module, path, args, kwargs, result)
