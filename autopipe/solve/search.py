@@ -235,7 +235,7 @@ class _Search:
         problem = case.problem()
         if any(needs_more(problem, unfit) for unfit in self.unfit):
             return None
-        if (lack := shortage(problem, deadline)) is not None:
+        if (lack := self._lacking(problem, deadline)) is not None:
             self._refuse(case, problem, lack, deadline)
             return None
         # some time is for simulating what is found
@@ -261,6 +261,11 @@ class _Search:
         if not self.is_draft and not self.asked.any_order:  # of several orders, each has a bound of its own
             self.least_s[id(case)] = best.bounds.step_lower_s
         return dataclasses.replace(best, candidates=tuple(table))
+
+    def _lacking(self, problem: Problem, deadline: float) -> Shortage | None:
+        """What is short in every order of the ranks that is asked about; None where none is known."""
+        is_any = self.asked.any_order and len({s.limit_bytes for s in problem.stages}) > 1
+        return between_steps(problem) if is_any else shortage(problem, deadline)
 
     def _refuse(self, case: Case, problem: Problem, lack: Shortage, deadline: float) -> None:
         """Keeps what a case lacks without any search; raises it where that is room on all ranks together."""

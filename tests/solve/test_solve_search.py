@@ -188,6 +188,20 @@ def test_ctrl_c_returns_the_best_so_far(options, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+@pytest.mark.parametrize("pinned", [("embed",), ("embed", "layer5", "head"), ()])
+def test_a_free_order_finds_room_on_whichever_rank_it_is(order, pinned):
+    known = made(ties="sync")
+    limits = [known.stages[s].memory_bytes for s in order]
+    pin = {op: stage_of(known, op) for op in pinned}
+    plan = made(ties="sync", pin=pin, memory_limit=limits, device_order="auto")
+    assert plan.step_s == pytest.approx(known.step_s)
+    assert all(s.memory_bytes <= limits[s.rank] for s in plan.stages)
+    least = min(limits)
+    with pytest.raises(InfeasibleError):
+        made(ties="sync", pin=pin, memory_limit=[least // 4] * 3, device_order="auto")
+
+
 def test_many_different_devices_are_ordered_within_the_time():
     devices = tuple(Device(speed=1 + r / 10) for r in range(6))
     given = {"cluster": Cluster(devices, local=LINK), "n_stages": 6, "time_limit_s": 60.0}
