@@ -90,6 +90,7 @@ __all__ = [
     "saves",
     "sequence_number",
     "set_export_flags",
+    "takes_functions",
     "uncompiled",
     "unread",
     "unsafe_view",
@@ -276,6 +277,11 @@ def qualified_name(function: Any) -> str:
 def is_operator(function: Any) -> bool:
     """Whether a function is an overload of an operator: ``torch.ops.aten.add.Tensor``."""
     return isinstance(function, torch._ops.OpOverload)
+
+
+def takes_functions(operator: Any) -> bool:
+    """Whether an operator is one over functions: a loop, a branch, attention by a function of scores."""
+    return isinstance(operator, torch._ops.HigherOrderOperator)
 
 
 def code_of_operator(value: Any) -> tuple[Any, ...]:

@@ -17,13 +17,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from ..arguments import brief, called
 from ..errors import InputError
 
-__all__ = ["count_flops", "flops_of"]
+__all__ = ["count_flops", "flops_of", "has_formula", "operator_name"]
 
 Formula = Callable[..., int]
 """``formula(*args, out=value, **kwargs)`` with the call's own arguments and what it returned."""
@@ -46,12 +45,12 @@ def count_flops(op: Any, formula: Formula) -> None:
 
     >>> count_flops("mylib::gated", lambda x, weight, out: 4 * x.shape[0] * weight.numel())
     """
-    _given[_name(op)] = called("formula", formula, "a function of the call's arguments and out=")
+    _given[operator_name(op)] = called("formula", formula, "a function of the call's arguments and out=")
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int | None:
     """FLOPs of one call; None where it may do matrix work and has no formula."""
-    name = _name(func)
+    name = operator_name(func)
     if name in _given:
         return _said(name, args, kwargs, out)
     if name in _FORMULAS:
@@ -61,6 +60,13 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int | None:
         return int(flop_registry[packet](*args, **kwargs, out_val=out))
     space, _, plain = name.partition("::")
     return 0 if space in ("aten", "prims") and (not _HEAVY.search(plain) or _LIGHT.search(plain)) else None
+
+
+def has_formula(func: Any) -> bool:
+    """Whether there is a formula for an operator."""
+    packet = getattr(func, "_overloadpacket", func)
+    name = operator_name(func)
+    return name in _given or name in _FORMULAS or packet in flop_registry
 
 
 def _said(name: str, args: Any, kwargs: Any, out: Any) -> int:
@@ -86,13 +92,17 @@ _MOST = 1 << 62
 
 _HEAVY = re.compile(
     r"mm|matmul|conv|linear|attention|multi_head|encoder_layer|rnn|lstm|gru|cdist|^v?dot$|mv$|inverse|solve"
-    r"|(^|_)(fft|linalg|cholesky|svd|qr|lu|eig|det|ctc)"
+    r"|(^|_)(fft|linalg|cholesky|svd|qr|lu|eig|det|ctc|pdist)|geqrf|orgqr|ormqr"
 )
-_LIGHT = re.compile(r"upsample|fused_(lstm|gru)_cell|comm|_nested|convert|nonlinear")
+_LIGHT = re.compile(
+    r"upsample|fused_(lstm|gru)_cell|comm|_nested|convert|nonlinear|gamma|detach"
+    r"|linalg_(vector_norm|cross|check_errors)|fftfreq|fftshift"
+)
 """Names among aten's that tell matrix work, and those that only sound like it."""
 
 
-def _name(op: Any) -> str:
+def operator_name(op: Any) -> str:
+    """An operator's name, such as ``aten::mm``; raises :class:`InputError` for what is none."""
     if isinstance(op, str) and re.fullmatch(r"\w+::\w+", op):
         return op
     name = getattr(op, "_qualified_op_name", None) or getattr(op, "_qualname", None)  # packet; custom_op
@@ -164,6 +174,11 @@ def _product(call: dict[str, Any], out: Any) -> int:
     return 2 * int(a.numel()) * int(b.shape[-1])
 
 
+def _added(call: dict[str, Any], out: Any) -> int:
+    a, b = call["mat1"], call["mat2"]
+    return 2 * int(a.numel()) * int(b.shape[-1])
+
+
 def _recurrent(call: dict[str, Any], out: Any) -> int:
     """A layer of a recurrent net: its input's and its state's products at each step."""
     x = call["input"]
@@ -179,21 +194,35 @@ def _twice(formula: Callable[[dict[str, Any], Any], int]) -> Callable[[dict[str,
 
 def _fourier(call: dict[str, Any], out: Any) -> int:
     """5 N log2 N of a complex transform (Cooley and Tukey), half of that from or to real values."""
-    x, dims = call["self"], call["dim"]
-    points = x if x.is_complex() or not isinstance(out, Tensor) else out
-    n = math.prod(points.shape[d] for d in dims)
-    half = 1 if x.is_complex() and isinstance(out, Tensor) and out.is_complex() else 2
-    return round(5 * points.numel() * math.log2(max(n, 2)) / half)
+    x, is_real = call["self"], not (call["self"].is_complex() and out.is_complex())
+    points = out if x.is_complex() else x
+    n = math.prod(points.shape[d] for d in call["dim"])
+    return round(5 * points.numel() * math.log2(max(n, 2)) / (1 + is_real))
+
+
+def _convolution_backward(call: dict[str, Any], out: Any) -> int:
+    """As many as forward for each of the gradients of input and weight: each weight meets every point."""
+    points = call["input" if call["transposed"] else "grad_output"]
+    batched = int(points.shape[0]) * math.prod(int(n) for n in points.shape[2:])
+    return 2 * batched * int(call["weight"].numel()) * sum(map(bool, call["output_mask"][:2]))
 
 
 def _distances(call: dict[str, Any], out: Any) -> int:
-    return 2 * int(out.numel()) * int(call["x1"].shape[-1])
+    """A subtraction and a sum for each coordinate of each distance."""
+    points = call["self"] if "self" in call else call["x1"]
+    distances = call.get("cdist", call.get("pdist", out))
+    return 2 * int(distances.numel()) * int(points.shape[-1])
 
 
 def _trilinear(call: dict[str, Any], out: Any) -> int:
-    """:func:`torch.nn.functional.bilinear`: ``[rows, in1] × [out, in1, in2] × [rows, in2]``."""
-    rows, weight = call["i1"], call["i2"]
-    return 2 * int(rows.shape[0]) * int(weight.numel())
+    """A bilinear layer, ``[rows, in1] × [out, in1, in2] × [rows, in2]``, or one of its gradients."""
+    shapes = []
+    for i in "123":
+        shape = [*call[f"i{i}"].shape]
+        for dim in sorted(call[f"expand{i}"]):
+            shape.insert(dim, 1)
+        shapes.append(shape)
+    return 2 * math.prod(map(max, zip(*shapes, strict=True)))
 
 
 _ATTENTIONS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
@@ -206,12 +235,14 @@ _FORMULAS: dict[str, Callable[[dict[str, Any], Any], int]] = {
     "aten::_scaled_grouped_mm": _grouped,
     "transformers::grouped_mm_fallback": _experts,
     "transformers::grouped_mm_fallback_backward": _twice(_experts),
+    "aten::convolution_backward": _convolution_backward,
     "aten::mv": _vectors,
     "aten::addmv": _vectors,
     "aten::dot": _vectors,
     "aten::vdot": _vectors,
     "aten::addbmm": _addbmm,
     "aten::_int_mm": _product,
+    "aten::_addmm_activation": _added,
     "aten::mkldnn_rnn_layer": _recurrent,
     "aten::mkldnn_rnn_layer_backward": _twice(_recurrent),
     "aten::_cudnn_rnn": _recurrent,
@@ -220,6 +251,9 @@ _FORMULAS: dict[str, Callable[[dict[str, Any], Any], int]] = {
     "aten::_fft_c2r": _fourier,
     "aten::_fft_c2c": _fourier,
     "aten::_cdist_forward": _distances,
+    "aten::_cdist_backward": _distances,
+    "aten::_pdist_forward": _distances,
+    "aten::_pdist_backward": _distances,
     "aten::_euclidean_dist": _distances,
     "aten::_trilinear": _trilinear,
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..torch_private import TorchDispatchMode, pytree, unsafe_view
-from .flops import flops_of
+from ..torch_private import TorchDispatchMode, pytree, takes_functions, unsafe_view
+from .flops import flops_of, has_formula
+from .traffic import moved_bytes
 
 __all__ = ["NOTHING", "UNCOUNTED", "Counter", "Kernels", "Saved", "storage_bytes", "tensors"]
 
@@ -25,8 +27,8 @@ class Kernels:
     """What some code asked of the device: matrix work, bytes read and written, and how many launches.
 
     ``flops`` are those of matrix products, convolutions and attention (:mod:`autopipe.measure.flops`);
-    ``convolution_flops`` the part in convolutions; ``bytes`` are those of every kernel's tensors;
-    ``matrix_bytes`` the part of the kernels with FLOPs.
+    ``convolution_flops`` the part in convolutions; ``bytes`` those that every kernel moves
+    (:mod:`autopipe.measure.traffic`), ``matrix_bytes`` the part of the kernels with FLOPs.
     """
 
     n: int = 0
@@ -61,13 +63,16 @@ NOTHING = Kernels()
 class Counter(TorchDispatchMode):
     """While active: the kernels run so far, the bytes of storages alive that were made under it, their peak.
 
-    ``uncounted`` has, by operator, the calls and the bytes of what has no FLOP count.
+    ``uncounted`` has, by operator, the calls and the bytes of what has no FLOP count. An operator that takes
+    functions, such as a loop, is what these run, unless it has a formula of its own.
 
     >>> with Counter() as counter:
     ...     y = torch.ones(4, 8) @ torch.ones(8, 2)
     >>> counter.kernels.flops, counter.live_bytes, counter.peak_bytes
     (128, 32, 224)
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,6 +83,13 @@ class Counter(TorchDispatchMode):
         self._alive: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not has_formula(func):
+            if takes_functions(func):
+                return func(*map(self._counted, args), **(kwargs or {}))
+            with self:  # as where nothing is differentiated ops come whole that are made of others
+                parts = func.decompose(*args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
         out = func(*args, **(kwargs or {}))
         if getattr(func, "is_view", False) or func in _FREE_VIEWS:
             return out
@@ -128,10 +140,22 @@ class Counter(TorchDispatchMode):
     def _drop(self, key: int) -> None:
         self.live_bytes -= self._alive.pop(key, 0)
 
+    def _counted(self, given: Any) -> Any:
+        """A function under this mode, which no operator that calls it is under; all else as given."""
+        if not callable(given):
+            return given
+
+        @functools.wraps(given)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return given(*args, **kwargs)
+
+        return run
+
     def _count(
         self, func: Any, args: Any, kwargs: Any, out: Any, read: list[Tensor], made: list[Tensor]
     ) -> None:
-        n_bytes = sum(map(_moved_bytes, read)) + sum(map(_moved_bytes, made))
+        n_bytes = moved_bytes(func, args, read, made)
         known = flops_of(func, args, kwargs, out)
         flops = known or 0
         if known is None:
@@ -176,15 +200,6 @@ def tensors(tree: Any) -> list[Tensor]:
     """The tensors in a nest of tuples, lists and dicts; sparse ones have no storage and are left out."""
     leaves = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
     return [t for t in leaves if t.layout is torch.strided]
-
-
-def _moved_bytes(tensor: Tensor) -> int:
-    """Bytes a kernel touches of a tensor: an expanded one is read where it lies."""
-    spans = [n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
-    n = tensor.element_size()
-    for size in spans:
-        n *= size
-    return n if tensor.numel() else 0
 
 
 _FREE_VIEWS = frozenset({torch.ops.aten.detach.default, unsafe_view})

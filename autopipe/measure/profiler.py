@@ -17,6 +17,7 @@ from tqdm import tqdm
 from .. import accelerator
 from ..costs import CostTable, OpCost
 from ..tracing import Capture, device_of, preserved
+from ..tracing.code.leaves import eager
 from .alike_ops import INSTANCES, MOST_INSTANCES, OUT_OF_CACHE
 from .busy_cores import Peers, busy, places
 from .devices import described
@@ -105,7 +106,8 @@ def profile(
     }
     samples = Samples(context, capture.ops.digest, _store(store))
     with accelerator.using(device), preserved(capture.model), stand_ins(replay, training=training):
-        surveyed = survey(replay, autocast)
+        with eager():  # code that a mode watches is not compiled, nor ever after in this process
+            surveyed = survey(replay, autocast)
         touched_bytes = _touched_bytes(replay, surveyed)
         if compiled:
             replay.compile()

@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 import autopipe
 from autopipe.errors import InputError
 from autopipe.measure import count_flops, device, estimate, flops
 from autopipe.measure.kernel_counts import Counter
 from autopipe.measure.meta_attention import FusedAttention
+from autopipe.torch_private import COND, CONTROL
 
 
 def counted(run) -> Counter:
@@ -158,8 +160,151 @@ def test_other_products():
         counted(lambda: torch.cdist(torch.randn(30, 5), torch.randn(40, 5))).kernels.flops == 2 * 30 * 40 * 5
     )
     assert counted(lambda: nn.Bilinear(3, 4, 5)(torch.randn(7, 3), torch.randn(7, 4))).kernels.flops > 0
-    n = counted(lambda: torch.fft.fft(torch.randn(64, dtype=torch.complex64))).kernels.flops
-    assert n == round(5 * 64 * math.log2(64))
+    assert counted(lambda: F.pdist(torch.randn(30, 5))).kernels.flops == 2 * 30 * 29 // 2 * 5
+
+
+def test_transforms_of_real_numbers_are_half_of_complex_ones():
+    x, whole = torch.randn(3, 64), round(5 * 3 * 64 * math.log2(64))
+    assert counted(lambda: torch.fft.fft(x.to(torch.complex64))).kernels.flops == whole
+    half = torch.fft.rfft(x)
+    assert counted(lambda: torch.fft.rfft(x)).kernels.flops == whole // 2
+    assert counted(lambda: torch.fft.irfft(half)).kernels.flops == whole // 2
+
+
+CONVOLUTIONS = {
+    "plain": (F.conv2d, (2, 6, 10, 10), (8, 6, 3, 3), {}, 2 * 2 * 64 * 8 * 6 * 9),
+    "in groups": (F.conv2d, (2, 6, 10, 10), (8, 3, 3, 3), {"groups": 2}, 2 * 2 * 64 * 8 * 3 * 9),
+    "depthwise": (F.conv1d, (2, 6, 10), (6, 1, 3), {"groups": 6}, 2 * 2 * 8 * 6 * 3),
+    "in steps": (F.conv3d, (2, 4, 7, 7, 7), (5, 4, 3, 3, 3), {"stride": 2}, 2 * 2 * 27 * 5 * 4 * 27),
+    "transposed": (F.conv_transpose2d, (2, 6, 5, 5), (6, 8, 3, 3), {"stride": 2}, 2 * 2 * 25 * 6 * 8 * 9),
+    "transposed in groups": (
+        F.conv_transpose2d, (2, 6, 5, 5), (6, 4, 3, 3), {"groups": 2}, 2 * 2 * 25 * 6 * 4 * 9
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_convolutions_count_as_by_hand_forward_and_for_each_gradient(name, device):
+    run, size, kernel, options, by_hand = CONVOLUTIONS[name]
+    for wanted in ((True, True), (True, False), (False, True)):
+        x, weight = (
+            torch.ones(n, device=device, requires_grad=g) for n, g in zip((size, kernel), wanted, strict=True)
+        )
+        with Counter() as counter:
+            out = run(x, weight, **options)
+            assert counter.kernels.flops == by_hand
+            out.backward(torch.ones_like(out))
+        assert counter.kernels.flops == counter.kernels.convolution_flops == by_hand * (1 + sum(wanted))
+
+
+def test_the_gradients_of_a_bilinear_layer_count_as_much_as_its_value():
+    layer, x, y = nn.Bilinear(3, 4, 5), torch.randn(7, 3), torch.randn(7, 4)
+    with Counter() as counter:
+        out = layer(x.requires_grad_(), y.requires_grad_())
+        forward = counter.kernels.flops
+        out.sum().backward()
+    assert forward == 2 * 7 * 5 * 3 * 4
+    assert counter.kernels.flops == 4 * forward
+
+
+class Looped(nn.Module):
+    """A layer, a loop over its rows that torch compiles as it is called, a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(CONTROL.scan(lambda carry, row: (carry @ row, carry.clone()), y[0], y)[1])
+
+
+class Scored(nn.Module):
+    """Attention by a function of scores, which on a CPU has no backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(16, 16)
+
+    def forward(self, x):
+        q = x[:, None].expand(-1, 2, -1, -1)
+        return self.last(flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s - (i - j).abs()).sum(1))
+
+
+WATCHED = {
+    "scan": (Looped, (3, 4, 4), 3 * 2 * 4 * 4 * 4),
+    "flex_attention": (Scored, (2, 16, 16), 2 * 2 * 2 * 16 * 16 * (16 + 16)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("name", WATCHED)
+def test_operators_over_functions_count_what_these_run_and_the_model_goes_on(name):
+    kind, size, by_hand = WATCHED[name]
+    model, x = kind(), torch.randn(size)
+    expected = model(x)
+    captured = autopipe.capture(model, (x,))
+    measured = autopipe.profile(captured, progress=False, min_s=0.0, min_passes=2)
+    for table in (estimate(captured, device("H200")), measured):
+        assert table[name].flops == by_hand
+        assert not [note for note in table.notes if name in note or "FLOP" in note]
+    assert measured[name].source == "measured"
+    torch.testing.assert_close(model(x), expected)
+    model(x).sum().backward()
+
+
+def test_branches_and_loops_count_what_they_run():
+    x = torch.randn(4, 4)
+    once = counted(lambda: x @ x).kernels.flops
+    branch = counted(lambda: getattr(*COND)(x.sum() > 1e9, lambda a: (a @ a @ a,), lambda a: (a @ a,), (x,)))
+    assert (branch.kernels.flops, branch.uncounted) == (once, {})
+
+
+def test_ops_that_come_whole_without_gradients_count_as_their_parts():
+    layer, q = nn.Linear(8, 4), torch.randn(1, 2, 6, 4)
+    with torch.inference_mode():
+        assert counted(lambda: layer(torch.ones(3, 8))).kernels.flops == 2 * 3 * 8 * 4
+        assert counted(lambda: torch.matmul(q, q.transpose(-1, -2))).kernels.flops == 2 * 2 * 6 * 6 * 4
+        found = counted(lambda: F.scaled_dot_product_attention(q, q, q))
+    assert (found.kernels.flops, found.uncounted) == (2 * 2 * 6 * 6 * 8, {})
+
+
+ELEMENTWISE = {
+    "norms": lambda x: F.normalize(x) * torch.linalg.vector_norm(x, dim=-1, keepdim=True),
+    "gammas": lambda x: torch.lgamma(x.abs() + 1) + torch.digamma(x.abs() + 1),
+    "cross": lambda x: torch.linalg.cross(x[..., :3], x[..., 1:4]),
+    "roots": lambda x: x.abs().sqrt() + (x.abs() + 1).rsqrt(),
+    "frequencies": lambda x: x * torch.fft.fftshift(torch.fft.fftfreq(16)),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_what_sounds_like_products_and_is_none_is_not_told_as_uncounted(name):
+    x = torch.randn(4, 8, 16, 16, requires_grad=True)
+    with Counter() as counter:
+        ELEMENTWISE[name](x).sum().backward()
+    assert (counter.kernels.flops, counter.uncounted) == (0, {})
+
+
+FACTORED = {
+    "qr": torch.linalg.qr,
+    "raw qr": torch.geqrf,
+    "reflections": lambda a: torch.orgqr(a, a[0]),
+    "cholesky": torch.linalg.cholesky,
+    "solve": lambda a: torch.linalg.solve(a, a),
+    "svd": torch.linalg.svdvals,
+    "eigenvalues": torch.linalg.eigvalsh,
+    "inverse": torch.linalg.inv,
+    "determinant": torch.linalg.slogdet,
+    "exponential": torch.matrix_exp,
+    "least squares": lambda a: torch.linalg.lstsq(a, a),
+}
+
+
+@pytest.mark.parametrize("name", FACTORED)
+def test_factorizations_have_no_formula_and_are_told(name):
+    assert counted(lambda: FACTORED[name](3 * torch.eye(6))).uncounted
 
 
 def test_elementwise_kernels_are_counted_as_none():
