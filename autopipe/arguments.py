@@ -16,6 +16,7 @@ import math
 import operator
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ __all__ = [
     "Check",
     "brief",
     "called",
+    "digits",
     "flag",
     "mapping",
     "names",
@@ -135,6 +137,17 @@ def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise InputError(f"{name} is {brief(value)}; it must be True or False")
     return value
+
+
+def digits(text: str) -> int | None:
+    """The whole number that up to 18 digits write; None for any other text.
+
+    Python itself takes any script's digits, and raises an error of its own where there are thousands.
+
+    >>> digits("12"), digits("-1"), digits("1e3"), digits("9" * 5000)
+    (12, None, None, None)
+    """
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def text(name: str, value: Any) -> str:

@@ -133,11 +133,11 @@ def _dtype(name: str | None) -> Any:
 
 def _tensor(text: str) -> torch.Tensor:
     """``8x3x224x224`` or ``8x128:int64`` as an example tensor; of the model's dtype where none is said."""
-    match = re.fullmatch(r"([1-9]\d*(?:[x,][1-9]\d*)*)(?::(\w+))?", text, re.ASCII)
+    match = re.fullmatch(r"([1-9]\d{0,17}(?:[x,][1-9]\d{0,17})*)(?::(\w+))?", text, re.ASCII)
     dtype = getattr(torch, match.group(2), None) if match and match.group(2) else torch.get_default_dtype()
     if match is None or not isinstance(dtype, torch.dtype):
         raise InputError(
-            f"cannot read input {text!r}; write its sizes and dtype like 8x3x224x224 or 8x128:int64"
+            f"cannot read input {brief(text)}; write its sizes and dtype like 8x3x224x224 or 8x128:int64"
         )
     shape = tuple(int(n) for n in re.split("[x,]", match.group(1)))
     try:

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ..arguments import brief, digits
+
 __all__ = ["MODEL_HELP", "RUN", "SAY", "Making", "Microbatches", "Model", "Name", "Out", "Planning", "Target"]
 
 MODEL_HELP = (
@@ -35,9 +37,10 @@ def _devices() -> list[str]:
 
 def _count(text: Any) -> int | str:
     """A whole number of at least 1, or ``auto``."""
-    if text == "auto" or (str(text).isdecimal() and int(text) > 0):
-        return text if text == "auto" else int(text)
-    raise typer.BadParameter(f"{text!r} is neither a whole number of at least 1 nor auto")
+    found = "auto" if text == "auto" else digits(str(text))
+    if not found:
+        raise typer.BadParameter(f"{brief(text)} is neither a whole number of at least 1 nor auto")
+    return found
 
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)]

@@ -124,13 +124,21 @@ def check_apart(written: Mapping[str, pathlib.Path], read: Iterable[object]) -> 
     What is read are the options' values; a name such as ``file.py:factory`` or ``hf:config.json`` holds one.
     """
     names = [text for value in read for text in {str(value), *str(value).split(":")} if text]
-    files = [name for name in names if pathlib.Path(name).is_file()]
+    files = [name for name in names if _is_file(name)]
     known = {os.path.realpath(name): f"what this command reads, {name}" for name in files}
     for option, path in written.items():
         place = os.path.realpath(path)
         if place in known:
             raise InputError(f"{option} {path} would replace {known[place]}; give another place")
         known[place] = f"what {option} writes"
+
+
+def _is_file(name: str) -> bool:
+    """Whether a word names a file; of one that is too long for a name it does not."""
+    try:
+        return pathlib.Path(name).is_file()
+    except OSError:
+        return False
 
 
 def note(message: str) -> None:

@@ -328,10 +328,12 @@ def _shown(item: Any) -> str:
 
 
 def _numbers(text: str, option: str) -> list[int]:
+    from ..arguments import brief, digits
     from ..errors import InputError
 
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    bad = [part for part in parts if not part.isdecimal() or int(part) < 1]
-    if bad:
-        raise InputError(f"{option} has {bad[0]!r}; write whole numbers of at least 1, separated by commas")
-    return list(map(int, parts))
+    counts = [digits(part) or 0 for part in parts]
+    if 0 in counts:
+        bad = brief(parts[counts.index(0)])
+        raise InputError(f"{option} has {bad}; write whole numbers of at least 1, separated by commas")
+    return counts

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..arguments import whole
+from ..arguments import brief, digits, whole
 from ..errors import InputError
 from ..plans import Plan, rank_bytes
 from ..shown import Shown
@@ -78,11 +78,12 @@ class Mesh(Shown):
             name, _, size = part.strip().partition("=")
             if name in dims:
                 raise InputError(f"the mesh has two dims {name!r}; give each a name of its own")
-            if not name.isidentifier() or not size.isdecimal():
+            n = digits(size)
+            if not name.isidentifier() or n is None:
                 raise InputError(
-                    f"{part.strip()!r} is no dim of a mesh; write them like dp=2,pp={plan.n_ranks}"
+                    f"{brief(part.strip())} is no dim of a mesh; write them like dp=2,pp={plan.n_ranks}"
                 )
-            dims[name] = int(size)
+            dims[name] = n
         return cls(plan, dims, per_host)
 
     def to_dict(self) -> dict[str, Any]:

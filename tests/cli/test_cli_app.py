@@ -561,7 +561,9 @@ def test_counts_are_found_and_what_is_planned_is_as_asked():
     assert min(steps.values()) == steps[str(told["n_microbatches"])] == told["step_s"]
 
 
-@pytest.mark.parametrize("words", [("-n", "0"), ("-n", "many"), ("-m", "0"), ("-m", "1.5")])
+@pytest.mark.parametrize(
+    "words", [("-n", "0"), ("-n", "many"), ("-m", "0"), ("-m", "1.5"), ("-n", "٣"), ("-m", "9" * 5000)]
+)
 def test_counts_are_whole_numbers_or_auto(words):
     done = invoke("plan", SAMPLE, *words)
     assert done.exit_code == 2
@@ -870,7 +872,10 @@ def test_a_pipe_that_closes_early_ends_it_quietly(odd):
         (("plan", ":make", "-n", "2"), 2, "no name of a package"),
         (("plan", "builtins:dict", "-n", "2"), 2, "made a dict"),
         (("plan", SAMPLE, "-n", "2", "--input", "0x8"), 2, "8x3x224x224"),
-        (("plan", SAMPLE, "-n", "2", "--input", "9" * 30), 2, "cannot make input"),
+        (("plan", SAMPLE, "-n", "2", "--input", "9" * 18), 2, "cannot make input"),
+        (("plan", SAMPLE, "-n", "2", "--input", "9" * 5000), 2, "cannot read input '9999"),
+        (("compare", SAMPLE, "--stages", "9" * 5000, *ESTIMATED), 2, "--stages has '9999"),
+        (("compare", SAMPLE, "--microbatches", "2,²", *ESTIMATED), 2, "--microbatches has '²'"),
         (("plan", SAMPLE, "-n", "2", "--dtype", "float8_e4m3fn"), 2, "no model can be made in float8_e4m3fn"),
         (("run", SAMPLE, "-n", "2", "--steps", "9" * 30), 2, "1000000"),
         (("probe", "--ranks", "2", "--nics", "3"), 2, "--nics is 3; it can be at most 2"),

@@ -66,6 +66,8 @@ def test_in_the_report_and_in_a_cell():
         ("dp=2,pp=3", "pp=4"),
         ("dp", "no dim"),
         ("dp=0", "mesh dim dp"),
+        ("dp=" + "9" * 5000, "no dim"),
+        ("dp=²", "no dim"),
         ("dp=2,dp=2", "two dims 'dp'"),
         ("pp=4,tp=60000", "size"),
     ],
