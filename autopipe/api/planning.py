@@ -23,6 +23,7 @@ from ..schema import written
 from ..solve import Known, check_room, room_bytes, solve, usual_time_s
 from ..solve.stopping import interrupts
 from ..tracing import Capture
+from ..units import n_of
 from .agree import decide_once, in_group
 from .checks import check_model
 from .cluster import DeviceLike, cluster_for, given_cluster, is_host, of_the_job, stages_per_rank
@@ -255,11 +256,24 @@ def _with_settings(planned: Planned, whole: Capture, training: Training) -> Plan
     """The plan with what it was made from in its settings: leaves opened, training, what was not counted."""
     settings: dict[str, Any] = {"opened": list(planned.opened), "opened_from": whole.ops.digest}
     settings |= training.written
-    uncounted = [note for note in planned.costs.notes if measure.UNCOUNTED in note]
+    uncounted = _uncounted(planned.costs)
     if uncounted and planned.costs.source == "estimated":
-        settings["uncounted"] = uncounted[0]
-        _logger.warning("the plan rests on estimates in which %s", uncounted[0])
+        settings["uncounted"] = uncounted
+        _logger.warning("the plan rests on estimates in which %s", uncounted)
     return dataclasses.replace(planned.plan, settings={**planned.plan.settings, **settings})
+
+
+def _uncounted(costs: CostTable) -> str:
+    """What the costs do not count, on one line: calls without a formula, ops that could not run on paper."""
+    told = [note for note in costs.notes if measure.UNCOUNTED in note]
+    guessed = [note.partition(":")[0] for note in costs.notes if note.endswith(measure.GUESSED)]
+    if guessed:
+        more = f" and {len(guessed) - 4} more" if len(guessed) > 4 else ""
+        told.append(
+            f"{n_of(len(guessed), 'op')} could not run without data, each {measure.GUESSED}: "
+            f"{', '.join(guessed[:4])}{more}; the notes of the costs say why"
+        )
+    return "; ".join(told)
 
 
 def _decision_to_text(decided: Decision) -> str:

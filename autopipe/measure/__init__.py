@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .devices import DEVICES, LINKS, described, device, link
 from .efficiency import Efficiency, fit
-from .estimate import estimate
+from .estimate import GUESSED, estimate
 from .flops import count_flops
 from .kernel_counts import UNCOUNTED
 from .ledger import Entry, entries, opened, recalibrate, record
@@ -19,6 +19,7 @@ from .timers import device_name
 
 __all__ = [
     "DEVICES",
+    "GUESSED",
     "LINKS",
     "UNCOUNTED",
     "Efficiency",

@@ -16,6 +16,7 @@ from torch import fx
 
 from .. import accelerator
 from ..costs import CostTable, OpCost
+from ..errors import InputError
 from ..graph import Op, OpGraph
 from ..hardware import Device
 from ..tracing import preserved
@@ -33,7 +34,10 @@ from .timers import device_name
 if TYPE_CHECKING:
     from ..tracing import Capture
 
-__all__ = ["accounts", "estimate"]
+__all__ = ["GUESSED", "accounts", "estimate"]
+
+GUESSED = "taken for a matrix product"
+"""What the note says that tells of an op which could not run without data."""
 
 
 def estimate(
@@ -58,9 +62,18 @@ def estimate(
 
     A bare :class:`OpGraph` has no code to run; there an op is taken for one matrix product of its input
     with its parameters, and its interval is three times as wide.
+
+    Raises :class:`InputError` for a device of which no rates are known: all ops would be free.
     """
     if not isinstance(device, Device):
         device = named(device) if device else described(device_name(accelerator.current().type))
+    if not device.flops_s or not device.bandwidth_bytes_s:
+        missing = [name for name in ("flops_s", "bandwidth_bytes_s") if not getattr(device, name)]
+        raise InputError(
+            f"nothing can be estimated for {device.name!r}, whose {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not known; give the Device its peak rates, or name one "
+            "that is described, such as device='H200'"
+        )
     efficiency = efficiency or Efficiency()
     graph = capture if isinstance(capture, OpGraph) else capture.ops
     at = {**graph.example_dims, **(dims or {})}
@@ -79,7 +92,7 @@ def estimate(
         cost = op_cost(account, device, efficiency, 3.0 if known is None else 1.0)
         kept = saved_values(nodes[op.name], account) if op.name in nodes else ()
         costs[op.name] = dataclasses.replace(cost, saved_values=kept)
-    failed = (f"{name}: {why}; taken for a matrix product" for name, why in surveyed.failures.items())
+    failed = (f"{name}: {why}; {GUESSED}" for name, why in surveyed.failures.items())
     return CostTable(
         costs=costs,
         dims=at,

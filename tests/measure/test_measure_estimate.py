@@ -41,6 +41,15 @@ def test_a_block_by_hand() -> None:
     assert block.backward_s > block.forward_s
 
 
+@pytest.mark.parametrize("missing", [("flops_s",), ("bandwidth_bytes_s",), ("flops_s", "bandwidth_bytes_s")])
+def test_on_a_device_without_rates_nothing_is_free(missing) -> None:
+    unknown = dataclasses.replace(PLAIN, **{name: {"flops_s": {}}.get(name, 0.0) for name in missing})
+    with pytest.raises(InputError, match=f"'plain', whose {' and '.join(missing)} (is|are) not known"):
+        estimate(captured(Stack(2).train(), torch.ones(4, 16)), unknown)
+    with pytest.raises(InputError, match="give the Device its peak rates"):
+        autopipe.plan(Stack(2), 2, (torch.ones(4, 16),), costs="estimated", device=unknown)
+
+
 def test_estimate_and_profile_agree_on_what_does_not_hang_on_time() -> None:
     capture = captured(Net().train(), ids(), ids())
     measured = profile(capture, min_s=0.0, min_passes=3, progress=False)

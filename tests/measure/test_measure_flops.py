@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 
 import pytest
 import torch
@@ -351,6 +352,24 @@ def test_what_has_no_formula_is_told_and_can_be_given_one(caplog):
         flops._given.clear()
     assert not [note for note in after.notes if "FLOP" in note]
     assert after.total(after.costs).flops - before.total(before.costs).flops == 2 * 8 * 16 * 16
+
+
+@torch.library.custom_op("autopipe_tests::only_with_data", mutates_args=())
+def only_with_data(x: torch.Tensor) -> torch.Tensor:
+    return x * x.sum()
+
+
+class WithData(nn.Module):
+    def forward(self, x):
+        return only_with_data(x.detach()) + x
+
+
+def test_what_cannot_run_without_data_is_told_by_the_plan(caplog):
+    model = nn.Sequential(nn.Linear(16, 16), WithData(), nn.Linear(16, 4))
+    with caplog.at_level(logging.WARNING):
+        plan = autopipe.plan(model, 2, (torch.randn(8, 16),), costs="estimated", n_microbatches=1)
+    assert re.match(r"1 op could not run without data, .*: \w+; the notes", plan.settings["uncounted"])
+    assert "could not run without data" in caplog.text
 
 
 @pytest.mark.parametrize("op", ["mix", 3, None, nn.Linear])
