@@ -100,14 +100,17 @@ def stage_memory(
 ) -> StageMemory:
     """The stage's bytes; optimizer state goes with trainable parameters, whose bytes the gradients have.
 
+    A ratio below 0 is of weights and gradients that take less than as the model has them.
+
     >>> stage_memory(parameter_bytes=100, gradient_bytes=80, saved_bytes=10, in_flight=3).total_bytes
     370
     """
-    optimizer = round(gradient_bytes * optimizer_bytes_per_parameter_byte)
+    beside = round(gradient_bytes * optimizer_bytes_per_parameter_byte)
+    weights = max(0, parameter_bytes + min(0, beside))
     return StageMemory(
-        weight_bytes=parameter_bytes,
-        gradient_bytes=gradient_bytes,
-        optimizer_bytes=optimizer,
+        weight_bytes=weights,
+        gradient_bytes=gradient_bytes + parameter_bytes + min(0, beside) - weights,
+        optimizer_bytes=max(0, beside),
         saved_bytes=saved_bytes,
         workspace_bytes=workspace_bytes,
         boundary_bytes=boundary_bytes,

@@ -94,7 +94,9 @@ def bytes_per_parameter(
 def optimizer_ratio_of(graph: OpGraph, precision: str | None, optimizer: str, offload: str) -> float:
     """Bytes beside weights and gradients, per byte of the model's trained parameters as they are.
 
-    ``precision`` None takes the parameters for what they are: ``fp32`` or, in half precision, ``bf16``.
+    Below 0 where less is on the device than these are: of an fp32 model trained in bf16, whose master weights
+    and optimizer state are the host's. ``precision`` None takes the parameters for what they are: ``fp32``
+    or, in half precision, ``bf16``.
 
     Raises :class:`InputError` where the model's parameters are not what the precision starts from.
     """
@@ -110,7 +112,7 @@ def optimizer_ratio_of(graph: OpGraph, precision: str | None, optimizer: str, of
         wanted += (
             p.numel * bytes_per_parameter(of, optimizer, is_matrix=len(p.shape) > 1, offload=offload).total
         )
-    return max(0.0, wanted / own - 2)
+    return wanted / own - 2
 
 
 def own_bytes(graph: OpGraph) -> float:

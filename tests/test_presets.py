@@ -54,6 +54,9 @@ def planned(dtype=torch.float32, **options) -> autopipe.Plan:
         (torch.bfloat16, {"precision": "fp8", "optimizer": "sgd-momentum"}, 13),
         (torch.float32, {"optimizer": "muon"}, 12),
         (torch.bfloat16, {"precision": "bf16-mixed", "offload": "optimizer"}, 6),
+        (torch.float32, {"precision": "bf16-mixed", "offload": "optimizer"}, 6),
+        (torch.float32, {"precision": "fp8", "offload": "optimizer"}, 5),
+        (torch.float64, {"precision": "fp8", "offload": "optimizer"}, 5),
         (torch.float32, {"optimizer_bytes_per_parameter_byte": 3.0}, 20),
     ],
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
+
+import msgspec
 
 from ..presets import Offload, Optimizer, Precision
-from ..schema import Bytes, Count, Index, Line, Name, Positive, Seconds, Share
+from ..schema import Bytes, Count, Index, Line, Name, Positive, Seconds
 
 __all__ = ["Settings"]
 
@@ -24,7 +26,7 @@ class Settings(TypedDict, total=False):
     recompute: Literal["never", "auto", "always"]
     overlap: bool
     memory_limit: Bytes | str | list[Bytes | str] | None
-    optimizer_bytes_per_parameter_byte: Share
+    optimizer_bytes_per_parameter_byte: Annotated[float, msgspec.Meta(gt=-2, le=1e6)]
     optimizer_s_per_byte: Seconds
     optimizer_s_per_tensor: Seconds
     start_s: Seconds

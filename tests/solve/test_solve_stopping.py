@@ -151,7 +151,7 @@ def test_a_balance_that_raises_is_told_with_what_it_is_called_with():
         ("time_limit_s", -1),
         ("time_limit_s", math.inf),
         ("optimizer_bytes_per_parameter_byte", math.nan),
-        ("optimizer_bytes_per_parameter_byte", -1.0),
+        ("optimizer_bytes_per_parameter_byte", -2.0),
         ("memory_limit", math.nan),
         ("pin", {"embed": 0.5}),
         ("pin", {"embed": True}),

@@ -66,7 +66,7 @@ CHECKS: Mapping[str, Check] = {
     "sender_pays": word("once", "receiver"),
     "device_order": word("hosts", "given", "auto"),
     "loss_on": word("microbatches", "batch"),
-    "optimizer_bytes_per_parameter_byte": lambda name, value: number(name, value, most=1e6),
+    "optimizer_bytes_per_parameter_byte": lambda name, value: number(name, value, -2, 1e6, above=True),
     "n_microbatches": whole,
 }
 """What each may be; the other options are checked where cases are made of them."""
