@@ -1,6 +1,8 @@
 """``int()`` and ``float()`` of sizes are followed, and numbers in the data stay in the graph."""
 
+import importlib
 import math
+import sys
 
 import pytest
 import torch
@@ -59,6 +61,50 @@ def test_rounded_sizes_are_right_at_other_lengths():
         x = torch.randn(3, n, 4)
         torch.testing.assert_close(found(x), model(x))
     assert not {"int", "float"} & set(globals())
+
+
+SCRIPT = """
+import argparse, collections, math
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+
+    def forward(self, x):
+        kept = int(x.shape[1] * 0.5)
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x[:, :kept], float(x.detach().mean())
+
+def other():
+    {line}
+"""
+CALLED = [
+    "argparse.ArgumentParser().add_argument('--lr', type=float, default=0.1)",
+    "collections.defaultdict(int)",
+    "sorted(['2', '10'], key=int)",
+    "[*map(float, '12')]",
+]
+
+
+@pytest.mark.parametrize("line", CALLED)
+def test_a_script_may_have_casts_called_elsewhere(line, tmp_path, monkeypatch):
+    """One that reads its options by ``type=float`` fixed sizes that it rounds, or was refused."""
+    (tmp_path / "a_script.py").write_text(SCRIPT.format(line=line))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "a_script", raising=False)
+    script = importlib.import_module("a_script")
+    script.other()
+    model = script.Model()
+    found = capture(model, (torch.randn(2, 10, 4),))
+    for n in (10, 11, 16):
+        x = torch.randn(3, n, 4)
+        torch.testing.assert_close(found(x), model(x))
+    script.other()
+    monkeypatch.delitem(sys.modules, "a_script")
 
 
 def test_a_number_of_groups_is_read_from_the_data_of_each_call():

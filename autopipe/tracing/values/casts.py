@@ -1,8 +1,9 @@
 """``int()`` and ``float()`` in a model's own code, followed where they are given numbers of a recording.
 
 Both are types, whose calls give plain numbers whatever the argument says of itself. So a file that casts a
-tracked number is recorded again with others under these names, where it does nothing with them but call them
-and ask ``isinstance``. What tracked numbers are is left to ``tracked``.
+tracked number is recorded again with others under these names, where it does nothing with them but call them,
+have them called (``map(int, …)``, ``type=float`` of an option) and ask ``isinstance``. What tracked numbers
+are is left to ``tracked``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ from .tracked import TrackedFloat, TrackedInt, call
 __all__ = ["followed", "module_casting"]
 
 NAMES = ("int", "float")
+_CALLING = ("defaultdict", "filter", "map")
+"""Functions that call what they are given first."""
+_CALLED = ("default_factory", "key", "type")
+"""Names of arguments that are called."""
 _OTHERS = (f"{pathlib.Path(__file__).parents[1]}{os.sep}", f"{pathlib.Path(torch.__file__).parent}{os.sep}")
 
 
@@ -104,12 +109,17 @@ def _casts(file: str, name: str) -> frozenset[int]:
 
 @functools.cache
 def _only_cast(file: str) -> bool:
-    """Whether functions of a file only cast with ``int`` and ``float``, ask ``isinstance`` and annotate."""
+    """Whether functions of a file only cast with ``int`` and ``float``, ask ``isinstance`` and annotate.
+
+    What else calls them casts as well.
+    """
     allowed: set[int] = set()
     for node in nodes(file):
         if isinstance(node, ast.Call):
-            asks = isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass")
-            kept = [node.func, *(node.args[1:] if asks else ())]
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            asked = node.args[1:] if name in ("isinstance", "issubclass") else ()
+            called = node.args[:1] if name in _CALLING else ()
+            kept = [node.func, *asked, *called, *(k.value for k in node.keywords if k.arg in _CALLED)]
         else:
             kept = [*filter(None, (getattr(node, "annotation", None), getattr(node, "returns", None)))]
         allowed.update(id(inner) for k in kept for inner in ast.walk(k))
