@@ -365,9 +365,12 @@ class Repeats:
             ):
                 self.hold_counts(policy, recording)
                 shown = "other" if isinstance(value, bytes) else f"{seen[0]!r}, {seen[1]!r}, {seen[2]!r}"
-                said = f"{shown} in calls one after another"
+                said = f"{shown} in calls one after another; a later call may act on it"
+                begun = (
+                    "; have __init__ set it to what the first call takes it for" if seen[0] is None else ""
+                )
                 name = type(self.model).__name__
-                raise CloseModule(at, f"{counted} of {at or name} is {said}; a later call may act on it")
+                raise CloseModule(at, f"{counted} of {at or name} is {said}{begun}")
 
     def is_of_log(self, path: str, counted: str) -> bool:
         """Whether a number is of something global that code only adds to: how much there is, or an entry."""

@@ -88,3 +88,21 @@ class OfData(nn.Module):
 def test_a_number_made_of_data_is_no_count():
     with pytest.raises(CaptureError, match="mean"):
         split_by_layers(OfData(), 2, (torch.randn(4, 4),))
+
+
+class CountedFromTheFirst(nn.Module):
+    def __init__(self, **begun):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        vars(self).update(begun)
+
+    def forward(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        return self.b(self.a(x).tanh())
+
+
+def test_a_count_that_the_first_call_makes_is_refused_with_where_it_belongs():
+    x = torch.randn(4, 4)
+    with pytest.raises(CaptureError, match=r"calls .* is None, 1, 2 .*; have __init__ set it"):
+        capture(CountedFromTheFirst(), (x,))
+    capture(CountedFromTheFirst(calls=0), (x,))
