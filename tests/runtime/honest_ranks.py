@@ -357,6 +357,7 @@ def other_options():
         "having a scaler": {"scaler": torch.amp.GradScaler("cpu") if rank else None},
         "loss_reduction": {"loss_reduction": ("mean", "sum")[rank]},
         "feed": {"feed": rank},
+        "autocast": {"autocast": lambda: torch.autocast("cpu", (torch.bfloat16, torch.float16)[rank])},
     }.items():
         with pytest.raises(autopipe.PlanError, match=f"ranks disagree on {name}: rank 0 has .*, rank 1 has"):
             pipe.runtime(loss_fn=mean_square, **options)

@@ -20,7 +20,8 @@ from ...plans import Plan
 from ...stages import Section, Stage
 from ...torch_private import UnseenByFunctions
 from ...tracing.calls.functions import storages
-from ..options import Options
+from ..options import Autocast, Options
+from ..reduce.precision import autocast_context
 from .initialise import Unfilled
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def card(
         "n_microbatches": options.n_microbatches,
         "having a loss_fn": options.loss_fn is not None,
         "having a scaler": scaler is not None and getattr(scaler, "is_enabled", lambda: True)(),
-        "autocast": options.autocast if options.autocast is None else _kind(options.autocast),
+        "autocast": _cast(options.autocast, device),
         "loss_reduction": options.loss_reduction,
         "having a loss_weight": options.loss_weight is not None,
         "loss_on": options.loss_on,
@@ -65,8 +66,14 @@ def card(
     }
 
 
-def _kind(autocast: Any) -> str:
-    return str(autocast) if isinstance(autocast, torch.dtype) else "a function"
+def _cast(autocast: Autocast, device: torch.device) -> str | None:
+    """What forwards are cast to, in words; of a function what the context that it makes now says."""
+    if autocast is None or isinstance(autocast, torch.dtype):
+        return None if autocast is None else str(autocast)
+    with autocast_context(autocast, device)():
+        if not torch.is_autocast_enabled(device.type):
+            return "a function"
+        return f"a function that casts to {torch.get_autocast_dtype(device.type)}"
 
 
 def _words(code: str) -> str:
