@@ -22,6 +22,7 @@ from ..graph import batch_dim
 from ..plans import Plan
 from ..schedule import Message, Schedule
 from ..stages import Stage
+from ..stages.gradients import outside_inference
 from ..torch_private import UnseenByFunctions
 from ..tracing.graphs.emit import output_leaves
 from .data.call_kinds import Kinds
@@ -135,7 +136,8 @@ class Engine:
         accelerator.keep_freed(self.device)
         self.peers = self._join(ranks) if ranks else None
         try:
-            self._settle()
+            with outside_inference():
+                self._settle()
         except STOPS as error:  # the others may wait for this rank to connect
             self.fail(error)
 
@@ -575,10 +577,14 @@ class Engine:
 
     @contextlib.contextmanager
     def together(self, words: str, *, waits: bool) -> Iterator[None]:
-        """Within it all ranks do what ``words`` says, between steps; ``waits``: they only wait for others."""
+        """Within it all ranks do what ``words`` says, between steps; ``waits``: they only wait for others.
+
+        What they make is for steps to come, also where the caller is in ``inference_mode``.
+        """
         peers = self.peers
         with (
             self.doing(words),
+            outside_inference(),
             contextlib.nullcontext() if peers is None else peers.together(words, waits=waits),
         ):
             yield

@@ -138,6 +138,46 @@ def inference(x):
         return x.clone()
 
 
+def inferred():
+    """What is made, loaded, moved or brought together within inference_mode trains on."""
+    x, y = batch()
+    cuts = [
+        autopipe.split(split().graph, 2, n_microbatches=4, pin={"1": s}, costs="estimated").plan
+        for s in (0, 1)
+    ]
+    folder = [tempfile.mkdtemp() if not rank() else None]
+    if not is_whole():
+        dist.broadcast_object_list(folder, 0)
+    pair = Pair(release=True)
+    with torch.inference_mode():
+        pair.rt = pair.pipe.runtime(mean_square, release=True)
+    made = [torch.optim.AdamW(w.parameters(), 0.01) for w in (pair.rt, pair.plain)]
+
+    def step():
+        pair.agrees(x, y, tolerance=1e-4)
+        for way, optimizer in zip((pair.rt, pair.plain), made, strict=True):
+            for p in way.parameters():
+                p.grad = p.detach().clone()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    step()
+    for between in (
+        lambda: [call(f"{folder[0]}/save", optimizer=made[0]) for call in (pair.rt.save, pair.rt.load)],
+        *(functools.partial(pair.rt.rebalance, plan=cut, optimizer=made[0]) for cut in cuts),
+        lambda: pair.rt.clip_grad_norm_(1.0),
+        pair.pipe.merge,
+    ):
+        with torch.inference_mode():
+            between()
+        assert not any(p.is_inference() for p in pair.rt.parameters())
+        step()
+    with torch.inference_mode():
+        pair.pipe.merge()
+    pair.model(x).sum().backward()
+    assert all(p.grad is not None for p in pair.model.parameters())
+
+
 BATCHES = {
     "fewer rows than microbatches": lambda x: x[:3],
     "one row": lambda x: x[:1],
@@ -964,8 +1004,9 @@ def groups():
 
 
 CHECKED = (
-    modes, batches, targets, losses, interrupted, calls, unlike, fed, fed_anew, optimizers, optimizers_of_all,
-    hooks, hooks_on_ties, ties_of_two_runtimes, frozen_ties, weights_of_the_loss, thawed_weights_of_the_loss,
+    modes, inferred, batches, targets, losses, interrupted, calls, unlike, fed, fed_anew, optimizers,
+    optimizers_of_all, hooks, hooks_on_ties, ties_of_two_runtimes, frozen_ties, weights_of_the_loss,
+    thawed_weights_of_the_loss,
     norms_without_weights, hooks_under_wraps, hooks_that_move, skipped_steps, zeroed, surroundings, rates,
     loads, several, released_twice, reported, groups,
 )  # fmt: skip
