@@ -25,7 +25,7 @@ from ..stages import rng
 from ..stages.gradients import making
 from ..torch_private import UnseenByFunctions, uncompiled
 from .data.input_gradients import backpropagate
-from .data.intake import BATCHES, WeightedBatch
+from .data.intake import BATCHES, WeightedBatch, drawn
 from .data.microbatch import Batch
 from .engine import Engine
 from .execute.executor import Clock, Line
@@ -101,7 +101,7 @@ class Runner:
             if not isinstance(batches, Iterable):
                 raise InputError(f"batches is {brief(batches)}; {BATCHES}")
             self._check_as_trained()
-            calls, shares, total = self.engine.intake.shares([*batches], n_microbatches)
+            calls, shares, total = self.engine.intake.shares(drawn(batches), n_microbatches)
         except Exception as error:  # batches and loss_weight are any Python
             self._refuse(error)
         if total is not None and self.engine.weighs_replicas():

@@ -336,6 +336,14 @@ def interrupted():
             pair.agrees(x, y)
 
 
+def in_one(x, y, write):
+    """Two batches, the second of which is written over the first."""
+    buffer = torch.empty_like(x)
+    for values in (x, x + 1):
+        write(buffer, values)
+        yield {"input": buffer, "target": y}
+
+
 CALLS = {
     "no microbatches": lambda rt, x, y: rt.step(x, target=y, n_microbatches=0),
     "fewer than none": lambda rt, x, y: rt.step(x, target=y, n_microbatches=-1),
@@ -354,6 +362,10 @@ CALLS = {
     "no batches": lambda rt, x, y: rt.accumulate([]),
     "a batch that is none": lambda rt, x, y: rt.accumulate([x]),
     "batches that are none": lambda rt, x, y: rt.accumulate(None),
+    "batches in one buffer": lambda rt, x, y: rt.accumulate(in_one(x, y, torch.Tensor.copy_)),
+    "batches in one array": lambda rt, x, y: rt.accumulate(
+        in_one(x, y, lambda b, v: np.copyto(b.numpy(), v))
+    ),
     "microbatches that show their address": lambda rt, x, y: rt.step(x, target=y, n_microbatches=object()),
     "random numbers in words": lambda rt, x, y: rt.forward(x, like_step="yes"),
     "a wrapper that is none": lambda rt, x, y: rt.wrap(None),
@@ -387,6 +399,11 @@ def calls():
         with pytest.raises((InputError, PlanError)):
             call(pair.rt, x, y)
     pair.agrees(x, y, n_microbatches=np.int64(3))
+    pair.rt.accumulate({"input": x[i : i + 4], "target": y[i : i + 4]} for i in (0, 4))
+    mean_square(pair.plain(x), y).backward()
+    pair.same_gradients()
+    for parameter in (*pair.rt.parameters(), *pair.plain.parameters()):
+        parameter.grad = None
     first, second = pair.rt.scaled(0.5), pair.rt.scaled(4)
     with first, second, pair.rt.no_sync():
         pair.rt.step(x, target=y)

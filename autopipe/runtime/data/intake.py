@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -24,13 +24,13 @@ from ..wire.peers import Peers
 from .call_kinds import Kind, Kinds
 from .feed import Feed
 from .input_gradients import tracked
-from .microbatch import Batch, Cut, with_forms
+from .microbatch import Batch, Cut, content, with_forms
 from .weights import Bound
 
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["BATCHES", "Forms", "Intake", "WeightedBatch", "is_torchs"]
+__all__ = ["BATCHES", "Forms", "Intake", "WeightedBatch", "drawn", "is_torchs"]
 
 BATCHES = (
     "give a list of batches, each a mapping of step()'s keyword arguments, such as {'x': x, 'target': y}, or "
@@ -393,6 +393,35 @@ def is_torchs(loss_fn: Callable[..., Any] | None) -> bool:
     inner = loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn
     kind = inner if inspect.isfunction(inner) else type(inner)
     return kind.__module__ in ("torch.nn.functional", "torch.nn.modules.loss")
+
+
+def drawn(batches: Iterable[Any]) -> list[Any]:
+    """All that an iterable gives, before any of it is used.
+
+    Raises :class:`InputError` where a batch is no longer what it was once the last one came.
+    """
+    if isinstance(batches, Sequence):
+        return [*batches]
+    found, marks = [], []
+    for batch in batches:
+        found.append(batch)
+        marks.append(_mark(batch))
+    changed = next((i for i, batch in enumerate(found) if _mark(batch) != marks[i]), None)
+    if changed is not None:
+        raise InputError(
+            f"batch {changed} of accumulate() was overwritten while the {len(found)} batches were drawn, as "
+            "by a loader that puts all of them in one buffer: have it give clones, or step on each as it "
+            f"comes, within rt.scaled(1 / {len(found)}), and all but the last within rt.no_sync()"
+        )
+    return found
+
+
+def _mark(batch: Any) -> tuple[int, ...]:
+    """What tells that tensors were written to; of those on a device no values, as that would wait for it."""
+    given = [*batch.values()] if isinstance(batch, Mapping) else [batch]
+    tensors = [x for x in flatten(given)[0] if isinstance(x, Tensor) and not x.is_meta]
+    versions = (-1 if x.is_inference() else x._version for x in tensors)
+    return *versions, *(content(x) for x in tensors if x.is_cpu)
 
 
 def _calls(batches: Sequence[Any]) -> Calls:

@@ -26,7 +26,7 @@ from ...tracing.inputs.structure import carries_tensors, flatten, hides_tensors,
 if TYPE_CHECKING:
     from ...tracing import Capture
 
-__all__ = ["AT_A_GLANCE", "LOOKED_AT", "Batch", "Splitter", "with_forms"]
+__all__ = ["AT_A_GLANCE", "LOOKED_AT", "Batch", "Splitter", "content", "with_forms"]
 
 LOOKED_AT = 1024
 """How many values of an input a checksum looks at; ``AT_A_GLANCE`` where it is taken at every step."""
@@ -173,17 +173,24 @@ class Batch:
         """
         found = 0
         for value in self.given.values():
-            if isinstance(value, Tensor) and value.layout is torch.strided and not hasattr(value, "to_local"):
-                some = value.detach()
-                if value.nbytes > WHOLE_BYTES or not value.is_cpu:
-                    some = _sample(some, most, first).cpu()
-                some = some.resolve_conj().resolve_neg().contiguous()
-                found = zlib.crc32(accelerator.memory(some), found)
+            if isinstance(value, Tensor):
+                found = content(value, found, most, first)
         return found
 
     def signature(self, m: int) -> tuple[Any, ...]:
         """What decides every shape microbatch ``m`` leads to: form, leaves' shapes, dtypes, values."""
         return (self.form(m), *(_kind(column, m) for column in self.leaves.values()))
+
+
+def content(tensor: Tensor, found: int = 0, most: int = LOOKED_AT, first: int = 0) -> int:
+    """The checksum that ``found`` becomes by a tensor: see :meth:`Batch.checksum`."""
+    if tensor.layout is not torch.strided or hasattr(tensor, "to_local"):
+        return found
+    some = tensor.detach()
+    if tensor.nbytes > WHOLE_BYTES or not tensor.is_cpu:
+        some = _sample(some, most, first).cpu()
+    some = some.resolve_conj().resolve_neg().contiguous()  # outlives what is looked at
+    return zlib.crc32(accelerator.memory(some), found)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
