@@ -61,8 +61,8 @@ _OPPOSITE = (1.0, -2.0), (2.0, -1.0)
 class OwnBackwards:
     """The calls whose backward may mix rows, as a run with gradients shows them: ``found``.
 
-    Each comes with the place and the batch axis of a tensor it makes; those in ``without_rows`` have none.
-    Such runs are within ``hooks``, which see those that objects set.
+    Each comes with the place and the batch axis of a tensor it makes, once however many runs show it; those
+    in ``without_rows`` have none. Such runs are within ``hooks``, which see those that objects set.
     ``is_whole``: all calls were shown.
     """
 
@@ -70,17 +70,17 @@ class OwnBackwards:
         self.code, self.dim, self.shapes = code, dim, shapes
         self._seen: set[Node] = set()
         self.hooks = HooksSet()
-        self.found: list[_Made] = []
-        self.without_rows: list[_Made] = []
+        self.found: dict[_Made, None] = {}
+        self.without_rows: dict[_Made, None] = {}
         self.is_whole = False
 
     def look(self, call: Call, value: Any) -> None:
         """Be shown a call, with its value and what that came of."""
         self.is_whole, has_hooks = True, self.hooks.taken()
         if call.hint in HOOKS:
-            self.found += [
-                (c, 0, axis) for c in call.inputs for axis in axes(c, 0, self.dim, self.shapes)[:1]
-            ]
+            self.found |= {
+                (c, 0, axis): None for c in call.inputs for axis in axes(c, 0, self.dim, self.shapes)[:1]
+            }
             return
         made = tensors(value)
         # what a function gives has one node together
@@ -88,8 +88,8 @@ class OwnBackwards:
         if has_hooks or any(map(_is_odd, nodes)) or is_hooked(self.code, call):
             for i in (i for i, tensor in enumerate(made) if tensor.grad_fn is not None):
                 places = axes(call, i, self.dim, self.shapes)[:1]
-                self.found += [(call, i, axis) for axis in places]
-                self.without_rows += [] if places else [(call, i, 0)]
+                self.found |= {(call, i, axis): None for axis in places}
+                self.without_rows |= {} if places else {(call, i, 0): None}
 
     def end(self) -> None:
         """Let go of what the calls of a run came of."""

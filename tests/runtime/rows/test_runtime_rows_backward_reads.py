@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import autopipe
+from autopipe.tracing.rows import backwards
 
 
 def function(backward, forward=lambda x: x.clone()):
@@ -126,6 +127,14 @@ class Leaf(nn.Module):
         return self.own(x)
 
 
+class Noisy(Leaf):
+    """Adds noise in training, so that more runs tell what it does in either mode."""
+
+    def forward(self, x):
+        made = super().forward(x)
+        return made + 0.1 * torch.rand_like(made) if self.training else made
+
+
 def hooked(backward):
     """A hook on the gradient of what it gives, of a backward that goes by that alone."""
 
@@ -226,3 +235,21 @@ def test_backwards_are_asked_where_a_layer_is_opened_as_it_mixes_rows(axes, capl
     is_equal = all(torch.allclose(a.grad, b.grad, rtol=1e-9, atol=1e-12) for a, b in pairs)
     assert is_equal is ("depend on one another (the backward of packed" not in caplog.text)
     assert is_equal is (axes == (-1,))
+
+
+def test_a_backward_is_asked_once_however_many_runs_have_shown_it(monkeypatch):
+    asked = []
+
+    def noting(run, made, *others):
+        asked.append([(call.name, i) for call, i, _ in made])
+        return are_mixed(run, made, *others)
+
+    are_mixed = backwards._are_mixed
+    monkeypatch.setattr(backwards, "_are_mixed", noting)
+    own = function(lambda slope, x: slope / slope.norm())
+    model = nn.Sequential(nn.Linear(4, 4), Noisy(own), nn.Linear(4, 64), Noisy(own))
+    captured = autopipe.capture(model, (torch.randn(4, 4),))
+    assert "the backward of" in captured.variation.mixing.backward
+    together, *each = asked
+    assert len(together) == 2
+    assert each == [[made] for made in together]
