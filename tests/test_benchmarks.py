@@ -19,6 +19,7 @@ from autopipe.tracing.referee import referee
 from autopipe.tracing.rows import mixing
 from autopipe.tracing.sizes import trials
 from benchmarks.capture import times
+from benchmarks.capture.libraries import catalogue
 from benchmarks.capture.libraries.training import steps
 from benchmarks.capture.libraries.walk import ASKED, outcome
 from benchmarks.capture.workers import OVER
@@ -140,6 +141,15 @@ ALL_RIGHT = dict.fromkeys(ASKED, True)
 )
 def test_the_walk_calls_a_model_right_only_where_all_was_asked_and_right(found, became):
     assert outcome(found) == became
+
+
+def test_a_walk_that_goes_on_tries_what_it_was_begun_with(monkeypatch):
+    monkeypatch.setattr(catalogue, "CASES", {f"{p}/{i}": f"{p}/{i}" for p in "ba" for i in range(5)})
+    begun = catalogue.chosen(("",), 3, ())
+    assert begun == ["a/0", "a/3", "b/1", "b/4"]
+    for n_done in range(5):
+        assert catalogue.chosen(("",), 3, begun[:n_done]) == begun[n_done:]
+    assert catalogue.chosen(("b/",), 2, ["b/2"]) == ["b/0", "b/4"]
 
 
 class Mean(nn.Module):

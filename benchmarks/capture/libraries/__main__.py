@@ -65,7 +65,7 @@ from . import (  # noqa: F401
     voices,
     workshop,
 )
-from .catalogue import CASES, Case
+from .catalogue import CASES, Case, chosen
 from .summary import line, section, table
 from .walk import prepare, tried
 
@@ -81,10 +81,9 @@ def main() -> None:
     done: dict[str, dict[str, Any]] = {}
     if asked.resume and asked.json.exists():
         done = json.loads(asked.json.read_text())["models"]
-    prefixes = tuple(asked.prefixes) or ("",)
-    cases = [c for n, c in sorted(CASES.items()) if n.startswith(prefixes) and n not in done]
+    cases = chosen(tuple(asked.prefixes) or ("",), asked.every, done)
     where = environment()
-    for case, found in _each(cases[:: asked.every], asked.limit):
+    for case, found in _each(cases, asked.limit):
         done[case.name] = found
         print(line(case.name, found), flush=True)
         if asked.json:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ __all__ = [
     "Inputs",
     "add",
     "by_class",
+    "chosen",
     "fixed_image",
     "image",
     "rows",
@@ -47,6 +48,15 @@ class Case:
 
 
 CASES: dict[str, Case] = {}
+
+
+def chosen(prefixes: tuple[str, ...], every: int, done: Collection[str]) -> list[Case]:
+    """Every Nth by name of those with one of the prefixes, without those that are done.
+
+    So a walk that goes on tries what it was begun with, however much of it is done.
+    """
+    names = sorted(n for n in CASES if n.startswith(prefixes))
+    return [CASES[n] for n in names[::every] if n not in done]
 
 
 def add(name: str, module: str, build: Callable[[Any], nn.Module], inputs: Inputs, package: str = "") -> None:
