@@ -240,12 +240,26 @@ def by_call(calls: CallsInTurn) -> tuple[str, ...]:
     is_asked = calls.may_leave and may_write
     if dim is None or not is_asked or not calls.variation.takes_rows(2 * dim.example):
         return ()
-    both = dict(given)
-    both.update({n: torch.cat([given[n].detach(), calls.other[n]], axis) for n, axis in dim.where})
-    apart, at_once = calls.in_turn[0], calls.after(both)[0]
+    found = _left_otherwise(calls, given, calls.in_turn[0])
+    if {*calls.written} <= {*found}:
+        return found
+    # signs and other steps of two unlike batches may come to one of both, those of the same twice do not
+    twice = _left_otherwise(calls, calls.other, calls.after(calls.other, calls.other)[0])
+    return tuple(dict.fromkeys((*found, *twice)))
+
+
+def _left_otherwise(
+    calls: CallsInTurn, first: Mapping[str, Tensor], apart: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """What a ``first`` batch and the other rows leave in one call otherwise than ``apart``, by name."""
+    assert calls.dim is not None
+    both = dict(first)
+    where = calls.dim.where
+    both.update({n: torch.cat([first[n].detach(), calls.other[n]], axis) for n, axis in where})
+    at_once = calls.after(both)[0]
     close = [n for n, value in at_once.items() if _is_same(value, apart.get(n), EQUAL)]
     is_off = {n for n in close if not _is_same(at_once[n], apart[n], SLIGHT)}
-    one = calls.after(given)[0] if is_off else {}
+    one = calls.after(first)[0] if is_off else {}
     # what is the same to the last digit after any one call goes by their number, not by how rows add up
     alike = {n for n in close if n not in is_off or not is_equal(at_once[n], one.get(n))}
     found = [name for name in at_once if name not in alike]
@@ -335,9 +349,9 @@ def movers(form: Recording) -> list[Call]:
 def carriers(code: OwnCode, form: Recording) -> frozenset[str]:
     """The calls, by name, that may carry something from one run of a form to the next.
 
-    These touch a buffer or tensor of the model's that the form writes, or are of code kept whole that keeps
-    something or may write to its weights. Torch's own layers without hooks are none: what they write in
-    training, as batch norm does, they do not read.
+    These touch a buffer or tensor of the model's that the form writes, or are of code kept whole that writes
+    to one, keeps something or may write to its weights. Torch's own layers without hooks are none: what they
+    write in training, as batch norm does, they do not read.
     """
     own = [
         c
@@ -345,13 +359,14 @@ def carriers(code: OwnCode, form: Recording) -> frozenset[str]:
         if c.op != "call_module" or c.path in form.begun or not _is_plain(submodule(code.model, c.target))
     ]
     written = frozenset[int]().union(*(c.writes for c in own))
-    held = (c.storages for c in form.calls if c.op == "get_attr")
-    state = written & frozenset[int]().union(*held)
+    held = {str(c.target): c.storages for c in form.calls if c.op == "get_attr"}
+    state = written & frozenset[int]().union(*held.values())
+    state = state.union(*(held.get(name, ()) for c in own for name in c.mutated))
 
     def may_carry(call: Call) -> bool:
-        is_leaf = call.op == "call_module" and bool(call.mutated or call.keeps or call.path in form.begun)
-        is_leaf = is_leaf or _may_write(code, call)
-        return is_leaf or bool((call.storages | call.reads | call.writes) & state)
+        keeps = call.op == "call_module" and (call.keeps or call.path in form.begun)
+        touches = bool((call.storages | call.reads | call.writes) & state)
+        return bool(call.mutated) or keeps or touches or _may_write(code, call)
 
     return frozenset(c.name for c in own if c.op not in ("get_attr", "output") and may_carry(c))
 

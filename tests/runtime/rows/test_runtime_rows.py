@@ -566,6 +566,27 @@ def test_what_is_written_at_each_call_is_told_by_name(caplog):
     assert caplog.text.count("calls, average, a.weight_u") == 1
 
 
+class Balanced(nn.Module):
+    """Moves a bias towards what fewer rows are of, by one step a call; of the example as many are of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(2, 2)
+        self.register_buffer("bias", torch.zeros(2))
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                counts = F.one_hot(x.argmax(1), 2).sum(0).float()
+                self.bias += (counts.mean() - counts).sign()
+        return self.a(x).square().mean()
+
+
+def test_a_step_by_what_few_rows_are_of_is_told_where_the_example_has_as_many_of_each():
+    x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 1.0], [1.0, 2.0], [3.0, 0.0], [1.0, 3.0]])
+    assert capture(Balanced(), (x,)).variation.mixing.by_call == ("bias",)
+
+
 class Stepped(nn.Module):
     """Counts rows in a way that is another for more than three of them."""
 
