@@ -56,6 +56,8 @@ _WIDE = 4
 _EVENLY = 1.0, 1.0
 _OPPOSITE = (1.0, -2.0), (2.0, -1.0)
 """What rows are taken times for a sum over both to have the sign of one, and of the other."""
+_OF_NEXT = (1.0, 1.0), (0.75, -0.75)
+"""What the tensors of a call are taken times in turn, and what they are where they go against one another."""
 
 
 class OwnBackwards:
@@ -293,12 +295,14 @@ class _Elsewhere:
 
     Attributes
     ----------
-    slopes: what the gradients to begin with are taken times, of row a and of b. change: what puts other
-        values in the place of those that the calls take, and keep for it. turn: a truth that it asks for,
-        which is to come out as it does not.
+    slopes: what the gradients to begin with are taken times, of row a and of b. against: whether those of
+        every second tensor that a call makes are of the other sign. change: what puts other values in the
+        place of those that the calls take, and keep for it. turn: a truth that it asks for, which is to come
+        out as it does not.
     """
 
     slopes: tuple[float, float] = _EVENLY
+    against: bool = False
     change: Change | None = None
     turn: Turn | None = None
 
@@ -319,6 +323,8 @@ def _elsewhere(
         yield _Elsewhere(slopes=(scale, _APART * scale))
     for slopes in _OPPOSITE:
         yield _Elsewhere(slopes=slopes)
+    if any(i for _, i, _ in asked):
+        yield _Elsewhere(against=True)
     taken = {id(c): places[id(c)] for call, *_ in asked for c in call.inputs if id(c) in places}
     for scale in _SCALES[_NARROW] if taken else ():
         yield _Elsewhere(change=functools.partial(rows_times, taken, (scale, _APART * scale)))
@@ -409,7 +415,12 @@ def _gradients(
 
     run(rows, look)
     which = None if places is None else {place: "ab".index(rows[place]) for place in places}
-    seeds = [scale * _seed(tensor, axes_of[place], which, at.slopes) for place, tensor in made.items()]
+    seeds = [
+        scale
+        * _OF_NEXT[i % 2][at.against]
+        * _seed(t, axes_of[number, i], which, at.slopes, is_turned=i % 2 > 0)
+        for (number, i), t in made.items()
+    ]
     roots = [*made.values()]
     found: Sequence[Tensor | None]
     with hooks_kept_back(weights), within or at.around():
@@ -421,19 +432,26 @@ def _gradients(
 
 
 def _seed(
-    made: Tensor, axis: int, rows: Mapping[int, int] | None, slopes: tuple[float, float] = _EVENLY
+    made: Tensor,
+    axis: int,
+    rows: Mapping[int, int] | None,
+    slopes: tuple[float, float] = _EVENLY,
+    *,
+    is_turned: bool = False,
 ) -> Tensor:
     """The gradient to begin with at what a call made: no two numbers of a row alike, nothing for others.
 
     ``rows`` are those that have any, by place; ``slopes`` what that of row a is taken times, and of row b.
+    The numbers of a row rise, or fall where that ``is_turned``.
     """
+    ends = (2, 1) if is_turned else (1, 2)
     if rows is None:
-        numbers = torch.linspace(1, 2, made.numel(), dtype=torch.float64, device=made.device)
+        numbers = torch.linspace(*ends, made.numel(), dtype=torch.float64, device=made.device)
         return numbers.view(made.shape).to(made)
     seed = torch.zeros_like(made)
     for place, which in rows.items():
         row = seed.select(axis, place)
-        numbers = torch.linspace(1 + which, 2 + which, row.numel(), dtype=torch.float64, device=row.device)
+        numbers = torch.linspace(*ends, row.numel(), dtype=torch.float64, device=row.device) + which
         row.copy_(slopes[which] * numbers.view(row.shape))
     return seed
 

@@ -253,3 +253,63 @@ def test_a_backward_is_asked_once_however_many_runs_have_shown_it(monkeypatch):
     together, *each = asked
     assert len(together) == 2
     assert each == [[made] for made in together]
+
+
+def forked(backward):
+    """A function that gives what it is given twice; its backward is given the gradients of both."""
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone(), x.clone()
+
+        @staticmethod
+        def backward(ctx, a, b):
+            return backward(a, b)
+
+    return Own.apply
+
+
+def projected(a, b, over):
+    return a + b - over / b.square().sum().clamp(min=1e-30) * b
+
+
+def projected_if_against(a, b):
+    over = (a * b).sum()
+    return projected(a, b, over) if over < 0 else a + b
+
+
+def projected_where_against(a, b):
+    return projected(a, b, (a * b).sum().clamp(max=0))
+
+
+def projected_by_row(a, b):
+    over = (a * b).sum(-1, keepdim=True).clamp(max=0)
+    return a + b - over / b.square().sum(-1, keepdim=True).clamp(min=1e-30) * b
+
+
+class Forked(nn.Module):
+    """Two tasks of one layer, of which the second is to undo what the first learns."""
+
+    def __init__(self, own):
+        super().__init__()
+        self.table, self.layer, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.own = own
+
+    def forward(self, ids):
+        a, b = self.own(self.layer(self.table(ids).mean(1)))
+        return self.head(a) - 2 * self.head(b).tanh()
+
+
+@pytest.mark.parametrize("backward", [projected_if_against, projected_where_against, projected_by_row])
+def test_backwards_of_several_gradients_are_asked_where_these_go_against_one_another(backward):
+    torch.manual_seed(0)
+    model = Forked(forked(backward)).double()
+    ids, target = torch.randint(0, 9, (8, 5)), torch.randint(0, 3, (8,))
+    pipe = autopipe.split(model, 2, (ids,), costs="estimated", n_microbatches=4)
+    assert bool(pipe.graph.ops.tail) == (backward is not projected_by_row)
+    plain = copy.deepcopy(model)
+    pipe.runtime(loss_fn=F.cross_entropy).step(ids, target=target)
+    F.cross_entropy(plain(ids), target).backward()
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    assert all(torch.allclose(a.grad, b.grad, rtol=1e-9, atol=1e-15) for a, b in pairs)
