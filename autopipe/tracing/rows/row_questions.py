@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, dtype
@@ -182,15 +182,16 @@ def _questions(
             unasked.add(n)
             continue
         yield functools.partial(_among_exactly, asked.seen, n, dim, shapes), True
+    own = [c for c in form.calls if asked.code.is_own(c)] if watch.reads else []
     evenly, apart_inside, of_each = _numbers_elsewhere(asked) if is_sure and watch.may_bend else ([], [], [])
     for around in apart_inside:
         yield functools.partial(_of_numbers, results, given, around=around), False
     for around in of_each if watch.reads and not asked.seen.is_noisy else ():
         otherwise = functools.partial(results, given, is_sure, around=around)
-        yield functools.partial(_by_data, otherwise, 1, dim, shapes, nearly, FINER), True
+        yield functools.partial(_by_data, otherwise, 1, dim, shapes, nearly, own, FINER), True
     for around in evenly:
         otherwise = functools.partial(results, given, is_sure, around=around)
-        by_data = functools.partial(_by_data, otherwise, many if is_more else 1, dim, shapes, nearly)
+        by_data = functools.partial(_by_data, otherwise, many if is_more else 1, dim, shapes, nearly, own)
         yield by_data if watch.reads else functools.partial(_by_numbers, otherwise, dim, shapes), True
     read = _read(asked, watch, many if is_more else 1)
     if tables := watch.tables_alike() | noughts(model):
@@ -202,7 +203,10 @@ def _questions(
     for rows in with_missing(given, dim) if read.skips else ():
         yield functools.partial(_of_missing, functools.partial(results, rows, is_sure), dim, shapes), False
     for on_other_data in _by_other_data(asked, read):
-        yield functools.partial(_by_data, on_other_data, many if is_more else 1, dim, shapes, nearly), True
+        yield (
+            functools.partial(_by_data, on_other_data, many if is_more else 1, dim, shapes, nearly, own),
+            True,
+        )
     places = _places(asked, form.calls)
     for scale in scales(Reading(deciding(form, places)), places):
         yield (
@@ -464,17 +468,19 @@ def _by_data(
     dim: Dim,
     shapes: _Shapes,
     nearly: list[str],
+    own: Collection[Call],
     level: Mapping[dtype, float] = COARSE,
 ) -> str:
     """What mixes rows, or goes by how many they are, on data that code is to go by otherwise.
 
     By much: a solver that adapts its steps to a batch may differ within its tolerance; what does by less is
-    put down as ``nearly``, unless something is. Rows come so many ``times`` as well.
+    put down as ``nearly``, unless something is, or rows of the model's ``own`` calls differ by more. Rows
+    come so many ``times`` as well.
     """
     once = results()
     every = (once, results(times=times)) if times > 1 else (once,)
     if not all(each.is_finite(*_PAIRS) for each in every):
-        return ""
+        return _lost(once, dim, shapes)
 
     def found(level: Mapping[dtype, float], of_more: Mapping[dtype, float]) -> str:
         for each in every:
@@ -485,9 +491,18 @@ def _by_data(
         return once.among(every[-1].of("ab"), "ab" * times, dim, shapes, of_more) if times > 1 else ""
 
     said = found(level, level)
+    if not said and own and any(each.fault(dim, shapes, EQUAL) for each in every):
+        said = first_mixed(once.form, once.run, dim, shapes, level, among=own)
     if not (said or nearly) and (by_less := found(EQUAL, ROUNDED)):
         nearly.append(by_less)
     return said
+
+
+def _lost(found: Results, dim: Dim, shapes: _Shapes) -> str:
+    """What gives numbers for rows a and b together, and none for one of them beside itself; or nothing."""
+    if not found.is_finite("ab") or found.is_finite("aa", "bb"):
+        return ""
+    return first_mixed(found.form, found.run, dim, shapes, COARSE)
 
 
 def _of_missing(results: Callable[..., Results], dim: Dim, shapes: _Shapes) -> str:
@@ -512,7 +527,7 @@ def _of_tables(asked: Asked, tables: Mapping[str, Tensor]) -> str:
 def _by_numbers(results: Callable[..., Results], dim: Dim, shapes: _Shapes) -> str:
     """What mixes rows where numbers on the way are others; nothing where these lead out of all numbers."""
     found = results()
-    return mixed_in(found, dim, shapes) if found.is_finite(*_PAIRS) else ""
+    return mixed_in(found, dim, shapes) if found.is_finite(*_PAIRS) else _lost(found, dim, shapes)
 
 
 def _numbers_elsewhere(asked: Asked) -> tuple[list[Around], list[Around], list[Around]]:
@@ -557,8 +572,9 @@ def first_mixed(
     dim: Dim,
     shapes: _Shapes,
     allowed: Mapping[dtype, float] = ALLOWED,
+    among: Collection[Call] | None = None,
 ) -> str:
-    """The first call in one of whose tensors rows are mixed."""
+    """The first call, of all or ``among`` some, in one of whose tensors rows are mixed."""
     seen: dict[str, dict[tuple[int, int], Tensor]] = {}
     for rows in ("ab", "aa", "bb"):
         kept = seen[rows] = {}
@@ -569,7 +585,7 @@ def first_mixed(
                     kept[id(call), i] = tensor.detach().clone()
 
         run(rows, look)
-    for call in form.calls:
+    for call in form.calls if among is None else among:
         for i in range(len(shapes.get(id(call), ()))):
             values = {rows: kept.get((id(call), i)) for rows, kept in seen.items()}
             if call.op != "output" and any(differ(values, a, allowed) for a in axes(call, i, dim, shapes)):

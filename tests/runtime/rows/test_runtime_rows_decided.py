@@ -69,6 +69,62 @@ def test_a_limit_that_no_row_of_the_example_passes(decide):
     assert bool(found.always) == (decide in OF_ALL), found
 
 
+class Limiting(nn.Module):
+    """A layer that stays whole, since it is given a limit to go by."""
+
+    def __init__(self, does):
+        super().__init__()
+        self.does = does
+
+    def forward(self, x):
+        return self.does(x)
+
+
+class Scored(nn.Module):
+    """A loss that is large where values are, so that little of it comes of a limit on them."""
+
+    def __init__(self, does):
+        super().__init__()
+        self.a, self.limiting = nn.Linear(4, 8), Limiting(does)
+        self.b = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+
+    def forward(self, x, labels):
+        return F.cross_entropy(self.b(self.limiting(self.a(x))), labels)
+
+
+def shortened_by_the_largest(x):
+    largest = x.detach().abs().max()
+    return x * (4 / largest) if largest > 4 else x
+
+
+def shortened_by_row(x):
+    largest = x.detach().abs().amax(1, keepdim=True)
+    return torch.where(largest > 4, x * (4 / largest), x) if (largest > 4).any() else x
+
+
+def filled_with_means_of_others(x):
+    """Where a column holds nothing within the limit, there is no mean of it."""
+    is_beyond = x.abs() > 20
+    return torch.where(is_beyond, x.masked_fill(is_beyond, torch.nan).nanmean(0), x)
+
+
+def filled_by_row(x):
+    is_beyond = x.abs() > 20
+    return torch.where(is_beyond, x.masked_fill(is_beyond, torch.nan).nanmean(1, keepdim=True), x)
+
+
+OF_ROWS = [shortened_by_row, filled_by_row]
+
+
+@pytest.mark.parametrize("does", [shortened_by_the_largest, filled_with_means_of_others, *OF_ROWS])
+def test_a_limit_of_which_little_or_no_number_comes_beyond_it(does):
+    torch.manual_seed(0)
+    x = torch.randn(6, 4, dtype=torch.float64)
+    found = captured_mixing(Scored(does).double(), x, torch.arange(6) % 3)
+    assert bool(found.always) == (does not in OF_ROWS), found
+    assert not found.nearly
+
+
 class Judged(nn.Module):
     """A loss whose second part is a mean over rows of some labels."""
 
