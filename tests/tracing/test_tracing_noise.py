@@ -91,8 +91,8 @@ OF_ACCELERATORS = frozenset({
 })  # fmt: skip
 """Packets that a CPU has not, or not with dropout: they are told how much to leave out."""
 DRAWING_NOTHING = frozenset({
-    "_cudnn_init_dropout_state", "_fill_mem_eff_dropout_mask_", "_fused_sdp_choice",
-    "_nested_tensor_softmax_with_shape",
+    "_cudnn_attention_forward_no_dropout_inplace", "_cudnn_init_dropout_state", "_fill_mem_eff_dropout_mask_",
+    "_fused_sdp_choice", "_nested_tensor_softmax_with_shape",
 })  # fmt: skip
 """Packets that draw nothing themselves, or by a seed that they are given."""
 
