@@ -1,6 +1,7 @@
-"""Makes ``scaled_dot_product_attention`` run on meta tensors as the fused kernel that a device would choose.
+"""Makes attention and dropout run on meta tensors as the fused kernels that a device would choose.
 
-Left alone, meta tensors take the unfused form, whose matrix of all pairs no such device computes or keeps.
+Left alone, meta tensors take the unfused forms: of attention with the matrix of all pairs, which no such
+device computes or keeps, of dropout with a mask of the values' dtype, where a GPU keeps a byte of each.
 What the kernels then cost is left to ``estimate``.
 """
 
@@ -25,10 +26,10 @@ _aten = torch.ops.aten
 class FusedAttention(TorchFunctionMode):
     """While active, attention on meta tensors goes to the kernel that PyTorch picks on a kind of device.
 
-    On ``"cuda"``: flash for half precision without a mask and heads up to 256, else memory-efficient. On
-    ``"cpu"``: its flash kernel, where nothing is dropped out. Anything else stays as it is. The rules are
-    those of ``sdp_utils.cpp`` and ``sdp_utils_cpp.cpp`` in PyTorch, less what hangs on alignment and age of
-    the device. ``seen`` has the kernels that were chosen.
+    On ``"cuda"``: flash for half precision without a mask and heads up to 256, else memory-efficient; dropout
+    is one kernel too. On ``"cpu"``: its flash kernel, where nothing is dropped out. Anything else stays as it
+    is. The rules are those of ``sdp_utils.cpp``, ``sdp_utils_cpp.cpp`` and ``Dropout.cpp`` in PyTorch, less
+    what hangs on alignment and age of the device. ``seen`` has the kernels of attention that were chosen.
     """
 
     def __init__(self, kind: str, autocast: torch.dtype | None = None):
@@ -43,6 +44,8 @@ class FusedAttention(TorchFunctionMode):
             found = self._fused(*args, **(kwargs or {}))
             if found is not None:
                 return found
+        if func is F.dropout and self.kind == "cuda":
+            return _dropped(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def _fused(
@@ -83,6 +86,13 @@ class FusedAttention(TorchFunctionMode):
                     query, key, value, bias, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
                 )[0]
         return None
+
+
+def _dropped(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """As a GPU drops out: in one kernel, where it does and does not write into its input."""
+    if input.is_meta and training and not inplace and 0 < p < 1:
+        return torch.native_dropout(input, p, True)[0]
+    return F.dropout(input, p, training, inplace)
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -336,10 +336,12 @@ class Replay:
         env: dict[str, Any],
         around: Around,
         over: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        seen: Callable[[str, Any], object] | None = None,
     ) -> Tape:
         """Runs a piece on ``env`` inside ``around`` and adds the values it gives, detached, to ``env``.
 
         Of what is ``over`` behind a node nothing is kept that the piece does not give: see :meth:`over`.
+        ``seen`` is shown each node's value, by name.
         """
         missing = [name for name in piece.takes if name not in env and self.ran(name) not in env]
         if missing:
@@ -349,6 +351,8 @@ class Replay:
         with around:
             for node in piece.nodes:
                 local[node.name] = self.call(node, local)
+                if seen is not None:
+                    seen(node.name, local[node.name])
                 for name in over.get(node.name, ()):
                     if name not in piece.gives:
                         local.pop(name, None)

@@ -75,6 +75,7 @@ class _Walk:
         self.accounts: dict[str, Account] = {}
         self.notes: list[str] = []
         self.bad: set[str] = set()
+        self.memory: dict[str, frozenset[int]] = {}
         held = (t for m in replay.modules for t in (*m._parameters.values(), *m._buffers.values()))
         self.ignore = {*storage_bytes(t for t in held if t is not None)}
 
@@ -85,7 +86,7 @@ class _Walk:
                 self._own(read, env)
         kernels, before = counter.kernels, counter.reset_peak()
         with _allocator(self.replay.device) as allocated:
-            tape = self.replay.forward(piece, env, saved())
+            tape = self.replay.forward(piece, env, saved(), seen=self._seen)
         peak = allocated.peak if allocated else counter.peak_bytes - before
         given = storage_bytes(tensors(tape.feed))
         new = {key: n for key, n in saved.storages.items() if key not in self.kept}
@@ -110,6 +111,21 @@ class _Walk:
         self._share(piece, account)
         self._check(piece, tape)
         return tape
+
+    def _seen(self, name: str, value: Any) -> None:
+        self.memory[name] = frozenset(storage_bytes(tensors(value)))
+
+    def _shows(self, node: fx.Node) -> tuple[int, ...]:
+        """Which of the values that a node reads in its piece its own is a view of, or is, written anew.
+
+        Of several in memories of their own, as a layer's output and state, a part is none of the others.
+        """
+        own, found = self.memory[node.name], []
+        for i, read in enumerate(reads(node)):
+            there = self.memory.get(self.replay.ran(read.name), frozenset())
+            if own and own == there and len(own) == 1:
+                found.append(i)
+        return tuple(found)
 
     def backward(self, piece: Piece, tape: Tape, counter: Counter) -> None:
         roots, gradients = self.replay.gradients(tape)
@@ -150,13 +166,10 @@ class _Walk:
         """Ops that memory binds into one piece share its account; the first keeps the bytes."""
         bearers = _bearers(piece)
         share = account.forward // len(bearers)
-        rest = dataclasses.replace(
-            account, saved_bytes=0, inner_bytes=0, saved_inputs=(), saves_output=False, shows=()
-        )
+        rest = dataclasses.replace(account, saved_bytes=0, inner_bytes=0, saved_inputs=(), saves_output=False)
         for i, node in enumerate(piece.nodes):
-            self.accounts[node.name] = dataclasses.replace(
-                rest if i else account, forward=share if node in bearers else NOTHING
-            )
+            own = dataclasses.replace(rest, shows=self._shows(node)) if i else account
+            self.accounts[node.name] = dataclasses.replace(own, forward=share if node in bearers else NOTHING)
 
     def _check(self, piece: Piece, tape: Tape) -> None:
         """Notes the first op on a path whose value holds NaN although what it took did not."""

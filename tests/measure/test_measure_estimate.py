@@ -19,7 +19,7 @@ from autopipe.errors import InputError, StoreError
 from autopipe.hardware import Device
 from autopipe.measure import DEVICES, LINKS, Efficiency, described, device, estimate, fit, link, profile
 from autopipe.measure.efficiency import seconds
-from autopipe.measure.kernel_counts import Counter, Kernels
+from autopipe.measure.kernel_counts import Counter, Kernels, Saved
 from autopipe.tracing import Capture
 
 PLAIN = Device("plain", flops_s={"float32": 1e9}, bandwidth_bytes_s=1e9, launch_s=1e-6)
@@ -311,3 +311,74 @@ def test_an_estimate_leaves_the_model_as_it_was() -> None:
     model = nn.Sequential(Keeps(), Keeps())
     estimate(autopipe.capture(model, (torch.randn(2, 3, 4),)), "H100")
     assert [(m.n_calls, m.table) for m in model] == [(0, None), (0, None)]
+
+
+class Gated(nn.Module):
+    """A fused projection whose halves gate one another: views of one value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.last = nn.Linear(8, 32), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.both(x).chunk(2, -1)
+        return self.last(F.silu(gate) * value)
+
+
+class Fused(nn.Module):
+    """Attention on queries, keys and values of one projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class InPlace(nn.Module):
+    """Values that functions write into, and a layer that returns several, each its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        F.relu_(y)
+        top, _ = y.topk(4, -1)
+        return self.last(top) * y.sigmoid()
+
+
+KEPT = {
+    "gated": Gated,
+    "fused": Fused,
+    "in place": InPlace,
+    "in place by a layer": lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_views_share_and_writes_leave_is_kept_once(name: str) -> None:
+    model, x = KEPT[name](), torch.randn(4, 6, 8)
+    saved = Saved(p.untyped_storage()._cdata for p in model.parameters())
+    with saved():
+        out = model(x)
+    out.sum().backward()
+    capture = captured(model, x)
+    for table in (
+        estimate(capture, dataclasses.replace(PLAIN, attention="cpu")),
+        profile(capture, min_s=0.0, min_passes=2, progress=False),
+    ):
+        assert table.total(table.costs).saved_bytes == sum(saved.storages.values())
+
+
+def test_a_gpus_dropout_keeps_a_byte_of_each_value() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 8)).train()
+    capture = captured(model, torch.ones(4, 8))
+    for kind, mask in (("cuda", 1), ("cpu", 4)):
+        table = estimate(capture, dataclasses.replace(PLAIN, attention=kind))
+        assert table.total(table.costs).saved_bytes == 2 * 4 * 8 * 4 + mask * 4 * 8
+    still = estimate(captured(model.eval(), torch.ones(4, 8)), PLAIN, training=False)
+    assert still.total(still.costs).saved_bytes == 2 * 4 * 8 * 4
