@@ -17,7 +17,7 @@ from torch import fx
 from .. import accelerator
 from ..costs import CostTable, OpCost
 from ..errors import InputError
-from ..graph import Op, OpGraph
+from ..graph import Op, OpGraph, is_matrix
 from ..hardware import Device
 from ..tracing import preserved
 from ..tracing.code.leaves import eager
@@ -90,6 +90,8 @@ def estimate(
         known = surveyed.accounts.get(op.name)
         account = _as_product(op, graph, at) if known is None else known
         cost = op_cost(account, device, efficiency, 3.0 if known is None else 1.0)
+        inputs = inputs_s(graph, op, cost.backward_s)
+        cost = dataclasses.replace(cost, backward_input_s=inputs, backward_weight_s=cost.backward_s - inputs)
         kept = saved_values(nodes[op.name], account) if op.name in nodes else ()
         costs[op.name] = dataclasses.replace(cost, saved_values=kept)
     failed = (f"{name}: {why}; {GUESSED}" for name, why in surveyed.failures.items())
@@ -135,14 +137,10 @@ def accounts(
 
 
 def op_cost(account: Account, device: Device, efficiency: Efficiency, doubt: float) -> OpCost:
-    """The estimated cost of an op from its account; ``doubt`` widens the interval."""
-    backward = seconds(account.backward, device, efficiency)
-    inputs = backward / 2 if account.backward.flops else backward
+    """The estimated cost of an op from its account, its backward whole; ``doubt`` widens the interval."""
     return OpCost(
         forward_s=seconds(account.forward, device, efficiency),
-        backward_s=backward,
-        backward_input_s=inputs,
-        backward_weight_s=backward - inputs,
+        backward_s=seconds(account.backward, device, efficiency),
         saved_bytes=account.saved_bytes,
         workspace_bytes=account.workspace_bytes,
         backward_workspace_bytes=account.backward_workspace_bytes,
@@ -150,6 +148,23 @@ def op_cost(account: Account, device: Device, efficiency: Efficiency, doubt: flo
         source="estimated",
         spread=efficiency.spread * doubt,
     )
+
+
+def inputs_s(graph: OpGraph, op: Op, backward_s: float) -> float:
+    """The part of an op's backward that its inputs' gradients take, where it is not timed.
+
+    Half where it trains matrices, else all: attention, frozen layers, scales and shifts leave nothing to W.
+    None where no input has a gradient.
+    """
+    if not any(graph.by_name[name].requires_grad for name in graph.takes[op.name]):
+        return 0.0
+    return backward_s / 2 if trains_matrices(graph, op) else backward_s
+
+
+def trains_matrices(graph: OpGraph, op: Op) -> bool:
+    """Whether an op has weights whose gradients are products, which may wait."""
+    trained = (graph.parameter[name] for name in op.parameters)
+    return any(p.requires_grad and is_matrix(p.shape) for p in trained)
 
 
 def _as_product(op: Op, graph: OpGraph, dims: Mapping[str, int]) -> Account:

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from .. import accelerator
 from ..costs import OpCost
-from ..graph import is_matrix
 from ..torch_private import pytree
 from ..units import format_seconds
 from .busy_cores import Peers
+from .estimate import inputs_s, trains_matrices
 from .kernel_counts import Kernels
 from .parts import Parts, leaning
 from .replay import Piece, Replay, Tape
@@ -423,14 +423,10 @@ class Passes:
         gradient though the op does: half for matrix products.
         """
         key, ops = self.key(name), self.replay.ops
-        trained = (ops.parameter[p] for p in ops.by_name[name].parameters)
-        waits = any(p.requires_grad and is_matrix(p.shape) for p in trained)
-        if waits and self.samples.of(key, "I"):
+        op = ops.by_name[name]
+        if trains_matrices(ops, op) and self.samples.of(key, "I"):
             return min(self.samples.median(key, "I"), backward_s)
-        reads = (ops.by_name.get(n.name) for n in self.replay.node(name).all_input_nodes)
-        if not any(r is not None and r.requires_grad for r in reads):
-            return 0.0
-        return backward_s / 2 if waits else backward_s
+        return inputs_s(ops, op, backward_s)
 
 
 class _steady:

@@ -382,3 +382,27 @@ def test_a_gpus_dropout_keeps_a_byte_of_each_value() -> None:
         assert table.total(table.costs).saved_bytes == 2 * 4 * 8 * 4 + mask * 4 * 8
     still = estimate(captured(model.eval(), torch.ones(4, 8)), PLAIN, training=False)
     assert still.total(still.costs).saved_bytes == 2 * 4 * 8 * 4
+
+
+class After(Fused):
+    """Attention, then a frozen layer, a norm, and a layer that trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(4, 8).requires_grad_(False)
+        self.norm, self.last = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.frozen(super().forward(x))))
+
+
+def test_what_trains_no_matrix_leaves_nothing_to_w() -> None:
+    table = estimate(captured(After().train(), torch.ones(4, 6, 8)), PLAIN)
+
+    def parts(op: str) -> tuple[float, float]:
+        cost = table[op]
+        return cost.backward_input_s / cost.backward_s, cost.backward_weight_s / cost.backward_s
+
+    assert parts("qkv") == (0, 1)  # of the batch there is no gradient
+    assert parts("scaled_dot_product_attention") == parts("frozen") == parts("norm") == (1, 0)
+    assert parts("last") == (0.5, 0.5)
