@@ -17,6 +17,7 @@ from torch import nn
 from ..errors import CaptureError, InputError, ModelError
 from ..graph import Dim
 from .calls.call import UNSAFE, Call, Depends, Recording
+from .code.checks import expecting_nothing
 from .code.restart import Function, Method, Statement
 from .forms import CaptureForms
 from .forms_by_size import record_at_sizes
@@ -222,6 +223,7 @@ def _kept_whole(
         is_whole = [_modules(session.model, m.forms) for m in (other, made)]
         n_forms = [[len(forms) for forms in m.forms.values()] for m in (other, made)]
         keeps_all = n_forms[0] == n_forms[1] or not other.asks
+        keeps_all &= len(expecting_nothing(other.forms)) <= len(expecting_nothing(made.forms))
         fewer = [(len(m.variation.fixed), len(m.variation.checks)) for m in (other, made)]
         if is_whole[0] == is_whole[1] and keeps_all and fewer[0] < fewer[1]:
             return other

@@ -9,16 +9,18 @@ import ast
 import functools
 import linecache
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from ...errors import InputError
+from ..calls.call import Recording
 from ..inputs.structure import flatten
 from .callees import nodes
 from .messages import CHECKERS, called, error_lines
 
 __all__ = [
-    "expect", "expect_nothing", "hands_on", "is_check", "is_in_writer", "is_tried", "nothings",
+    "expect", "expect_nothing", "expecting_nothing", "hands_on", "is_check", "is_in_writer", "is_tried",
+    "nothings",
 ]  # fmt: skip
 
 
@@ -44,6 +46,12 @@ def expect_nothing(value: Any, places: Collection[int], where: str) -> None:
 def nothings(value: Any) -> list[int]:
     """Which leaves of a nested value are None, by number."""
     return [i for i, leaf in enumerate(flatten(value)[0]) if leaf is None]
+
+
+def expecting_nothing(forms: Mapping[bool, Sequence[Recording]]) -> list[str]:
+    """The places of code in recordings that gives None as data say: what it gives else is refused."""
+    calls = (c for each in forms.values() for form in each for c in form.calls)
+    return [*dict.fromkeys(c.source for c in calls if c.target is expect_nothing)]
 
 
 def is_check(source: str) -> bool:

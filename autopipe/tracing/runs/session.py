@@ -20,6 +20,7 @@ from ..calls.call import Call, Recording, Setting
 from ..calls.likeness import is_same, may_be_same, prune
 from ..calls.sharing import quiet
 from ..code import statements
+from ..code.checks import expecting_nothing
 from ..code.leaves import Policy
 from ..code.own_code import OwnCode
 from ..code.restart import (
@@ -100,7 +101,7 @@ class Session:
 
     @property
     def obstacles(self) -> list[str]:
-        """Why modules had to be closed, or statements kept whole."""
+        """Why modules had to be closed, or statements kept whole, or data are refused that do otherwise."""
         return self.attempt.obstacles
 
     def forms(self, *, is_judged: bool = False) -> dict[bool, list[Recording]]:
@@ -220,9 +221,12 @@ class Session:
     def found(self) -> dict[bool, list[Recording]]:
         """See :meth:`forms`; in one way."""
         try:
-            return self.tried_out()
+            made = self.tried_out()
         finally:
             self.runs.look_anew()  # whatever others run from here on
+        whys = [f"{place}: whether this code gives None hangs on data" for place in expecting_nothing(made)]
+        self.attempt.obstacles += [why for why in whys if why not in self.obstacles]
+        return made
 
     def tried_out(self) -> dict[bool, list[Recording]]:
         """See :meth:`forms`; with what must stay whole or be opened found by trying."""
