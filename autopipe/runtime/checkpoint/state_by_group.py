@@ -30,7 +30,9 @@ def by_group(
     """The first of the states that ranks saved of an object, with the items of the groups that are ``here``.
 
     ``savers`` are the groups of each of those ranks, ``now`` is the state that the object has, and ``names``
-    gives all names of a parameter. A group of parameters that no rank had keeps what it has now.
+    gives all names of a parameter. A group of parameters that no rank had keeps what it has now. So
+    does one without any here, unless groups have the same numbers on the first of those ranks: then it is
+    that one's.
     """
     at = {
         name: (r, j) for r, groups in [*enumerate(savers)][::-1] for j, g in enumerate(groups) for name in g
@@ -39,6 +41,10 @@ def by_group(
         next((at[alias] for name in group for alias in (name, *names(name)) if alias in at), None)
         for group in here
     ]
+    if len(here) == len(savers[0]) and all(place is None or place[1] == j for j, place in enumerate(places)):
+        places = [
+            place if group else (0, j) for j, (place, group) in enumerate(zip(places, here, strict=True))
+        ]
     if all(place == (0, j) for j, place in enumerate(places)) and len(places) == len(savers[0]):
         return trees[0]
     return _joined(trees, savers, places, now)

@@ -247,10 +247,27 @@ class Restoring:
         for key in self.optimizers:
             state, groups = self._saved(key)
             wanted += [{k: v for k, v in g.items() if k not in LISTED} for g in groups.values()]
+            wanted += self._numbered(key)
             wanted += [state.get(self._found(state, name)) for name, _ in self._named]
         others = [self._state_of(key) for key in self._objects if key not in self.optimizers]
         others += [self._checkpoint.extras.get(name) for name in self._extras]
         return list(find_stored([wanted, others, self._random()]))
+
+    def _numbered(self, key: str) -> Sequence[Mapping[str, Any]]:
+        """An optimizer's groups of a rank that had as many, for those without parameters here.
+
+        None where what has some was in groups of other numbers.
+        """
+        optimizer = self.optimizers[key]
+        saved = [state.get("groups", ()) for state in self._checkpoint.optimizer_states(key)]
+        at = {name: i for groups in saved for i, group in enumerate(groups) for name in group["params"]}
+        name_of = self._names_in(optimizer)
+        for i, group in enumerate(optimizer.param_groups):
+            names = (name_of[id(p)] for p in group["params"] if id(p) in name_of)
+            if any(at.get(self._found(at, name), i) != i for name in names):
+                return ()
+        first = (*saved[self._rank : self._rank + 1], *saved)
+        return next((groups for groups in first if len(groups) == len(optimizer.param_groups)), ())
 
     def _found(self, saved: Mapping[str, Any], name: str) -> str:
         """The name a parameter was saved under: its own or another of a tied one."""
@@ -386,10 +403,10 @@ class Restoring:
                     stored[f"{i}/{kind}"] = value
         self._checkpoint.read(read, stored)
         numbers = iter(range(len(flat)))
-        groups = []
-        for own in optimizer.param_groups:
+        groups, numbered = [], dict(enumerate(self._numbered(key)))
+        for i, own in enumerate(optimizer.param_groups):
             name = next((name_of[id(p)] for p in own["params"] if id(p) in name_of), "")
-            saved = group_of.get(self._found(group_of, name), own)
+            saved = group_of.get(self._found(group_of, name)) or numbered.get(i, own)
             groups.append(
                 {
                     **filled({k: v for k, v in saved.items() if k not in LISTED}),

@@ -176,6 +176,26 @@ def test_groups_that_were_otherwise_are_refused(tmp_path):
     assert {group["lr"] for group in two.param_groups} == {0.01}
 
 
+def test_groups_without_weights_here_go_on_at_the_rates_they_had(tmp_path):
+    def made():
+        _, runtime = runtime_of([nn.Linear(4, 4), nn.Linear(4, 4)])
+        groups = [{"params": [], "lr": 0.2}, {"params": [*runtime.parameters()]}, {"params": [], "lr": 0.3}]
+        optimizer = torch.optim.SGD(groups, 0.1)
+        return runtime, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+
+    runtime, optimizer, rates = made()
+    for _ in range(3):
+        optimizer.step(), rates.step()
+    runtime.save(tmp_path / "c", optimizer=optimizer, rates=rates)
+    other, fresh, again = made()
+    other.load(tmp_path / "c", optimizer=fresh, rates=again)
+    for _ in range(3):
+        assert [g["lr"] for g in fresh.param_groups] == [g["lr"] for g in optimizer.param_groups]
+        assert again.state_dict() == rates.state_dict()
+        for each in (optimizer, rates, fresh, again):
+            each.step()
+
+
 def test_a_row_begun_anew_keeps_what_it_just_saved(tmp_path, caplog):
     _, old = runtime_of([nn.Linear(4, 4), nn.Linear(4, 4)])
     old._engine.progress.n_steps = 100
