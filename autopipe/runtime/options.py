@@ -46,12 +46,14 @@ class Progress:
     """How many steps a model has made, and calls with and without gradients, whichever runtime made them.
 
     ``n_steps`` are as users count them, several batches that one call accumulates being one. Random streams
-    go by the calls, of which each batch is one.
+    go by the calls, of which each batch is one. ``saves`` are the folders of rows that it made, or found when
+    it went on from one of them.
     """
 
     n_steps: int = 0
     n_backwards: int = 0
     n_forwards: int = 0
+    saves: set[str] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import pathlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,8 @@ class Checkpoints:
             agreement.check_alike(self._asked(objects, str(path), manner))
             with agreement.agreed(path, "nothing was saved"):
                 self._engine.written.check()
+            if keep_last is not None:
+                self._notice_another_run(path)
             contents = self._contents({**objects, **self._loss_beside(objects)}, is_single, max_bytes)
             if is_single:
                 with agreement.first_replica_saves(path):
@@ -109,6 +112,22 @@ class Checkpoints:
             else:
                 self._begin(saving, staged(contents), keep_last)
         return saving
+
+    def _notice_another_run(self, path: pathlib.Path) -> None:
+        """Warn, on the rank that puts it there, where this save takes the place of another run's."""
+        known, place = self._engine.progress.saves, os.path.realpath(path)
+        if (
+            self._engine.rank == 0
+            and self._agreement.writes
+            and place not in known
+            and os.access(place, os.F_OK)
+        ):
+            _logger.warning(
+                "%s is there, and this run neither made it nor found it when it resumed: another run saves "
+                "in this folder, and each replaces what the other made; give every run a folder of its own",
+                path,
+            )
+        known.add(place)
 
     def _contents(self, objects: Mapping[str, Any], is_single: bool, max_bytes: int) -> RankContents:
         """What this rank saves; of a pipeline in one process, what all of its ranks would."""
@@ -254,6 +273,7 @@ class Checkpoints:
             found: list[str] = []
             with agreement.agreed(root, "nothing was changed"):
                 found = [p.name for p in steps_in(root)]
+                self._engine.progress.saves.update(os.path.realpath(root / name) for name in found)
                 if not found and (root.is_file() or (root / MANIFEST).is_file()):
                     raise InputError(
                         f"{root} is no row of saves, but a save itself: load() reads it; resume() "

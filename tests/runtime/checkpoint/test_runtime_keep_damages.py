@@ -196,6 +196,26 @@ def test_groups_without_weights_here_go_on_at_the_rates_they_had(tmp_path):
             each.step()
 
 
+def test_runs_that_save_in_one_row_are_told(tmp_path, caplog):
+    def steps(*numbers, resumes=False):
+        _, runtime = runtime_of([nn.Linear(4, 4), nn.Linear(4, 4)])
+        caplog.clear()
+        if resumes:
+            assert runtime.resume(tmp_path) == 3
+        for n in numbers:
+            runtime.engine.progress.n_steps = n
+            runtime.save(tmp_path, keep_last=3)
+            yield [r.getMessage() for r in caplog.records if "another run saves" in r.getMessage()]
+
+    assert [*steps(1, 2, 3, 3)] == [[]] * 4
+    assert [*steps(3, 4, resumes=True)] == [[]] * 2
+    first, second = steps(10, 20), steps(10, 20)
+    assert next(first) == []
+    assert "step-00000010 is there" in next(second)[0]
+    assert next(second)
+    assert "step-00000020 is there" in next(first)[-1]
+
+
 def test_a_row_begun_anew_keeps_what_it_just_saved(tmp_path, caplog):
     _, old = runtime_of([nn.Linear(4, 4), nn.Linear(4, 4)])
     old._engine.progress.n_steps = 100
