@@ -99,10 +99,10 @@ def with_rows_of_the_example(
     is_refused |= bool(found.always and not tail.ops)
     is_asked = known is not None and not (known.mixing.always and not known.tail.ops)  # else it was refused
     if own is not None and not is_refused and (not is_asked or found.gathered):
-        mixed = _in_backward(session, forms[True], given, loose, own, tail)
+        mixed = _in_backward(session, forms, given, loose, own, tail, found)
         if mixed and (longer := tail_from(mixed)).ops:
             tail, found = longer, dataclasses.replace(found, gathered=True)
-            mixed = _in_backward(session, forms[True], given, loose, own, tail)
+            mixed = _in_backward(session, forms, given, loose, own, tail, found)
         found = dataclasses.replace(found, backward=next(iter(mixed.values()), ""))
     if found.by_call and tail.ops:
         # what writes in the tail runs once; batch norm ahead of it is told of as such
@@ -292,22 +292,37 @@ def _held_back_ahead(
 
 def _in_backward(
     session: Session,
-    form: Recording,
+    forms: Mapping[bool, Recording],
     given: Mapping[str, torch.Tensor],
     variation: Variation,
     own: OwnBackwards,
     tail: Tail,
+    found: Mixing,
 ) -> dict[str, str]:
-    """What mixes rows in the backward ahead of the tail, by name; nothing where it cannot be told."""
+    """What mixes rows in the backward ahead of the tail, by name; nothing where it cannot be told.
+
+    In training, or else in evaluation where training was ``found`` to mix rows there, as batch norm does:
+    that mixes the gradients of whatever is behind it, and is told of by itself.
+    """
     dim, device = batch_dim(variation.dims), session.device
     if dim is None or dim.packed or device.type == "meta":
         return {}
-    start = functools.partial(session.start, form.training)
     alone = variation.takes_rows(2)
-    run = rows_of(session.model, form, given, dim, device, start, alone=alone)
+
+    def run_in(training: bool) -> Rows:
+        start = functools.partial(session.start, training)
+        return rows_of(session.model, forms[training], given, dim, device, start, alone=alone)
+
     more = variation.takes_rows(3 if alone else dim.example + 1)
     try:
-        return mixed_in_backward(form, run, own, tail.ops, takes_more=more)
+        is_told = bool(tail.before if tail.ops else found.training)
+        if is_told and True in forms:
+            own.see(forms[True], run_in(True))  # for what is asked of backwards that training alone has
+            own = OwnBackwards(session.code, dim, variation.shapes)
+        training = not is_told and True in forms
+        if training not in forms:
+            return {}
+        return mixed_in_backward(forms[training], run_in(training), own, tail.ops, takes_more=more)
     except of_models() as error:  # any Python of the model, on rows it may not take
         _logger.debug("backwards could not be told apart: %s", error)
         return {}
@@ -341,12 +356,12 @@ def with_rows(
             mixed = dataclasses.replace(
                 _of_any_mode(found), always="" if in_training else said, training=in_training
             )
+    modes = (False, True) if is_shared else (form.training,)
     if own is not None and not mixed.always and (tail.ops or not known.always):
-        backward = _in_backward(session, form, given, loose, own, tail)
+        backward = _in_backward(session, dict.fromkeys(modes, form), given, loose, own, tail, mixed)
         mixed = dataclasses.replace(mixed, backward=next(iter(backward.values()), ""))
     if not (mixed.training or _moves_inside(form, tail)):
         mixed = dataclasses.replace(mixed, training=f"each call moves {', '.join(sorted(form.moved)[:3])}")
-    modes = (False, True) if is_shared else (form.training,)
     mixed = _of_one_row(session, dict.fromkeys(modes, form), given, loose, tail, mixed)
     return dataclasses.replace(variation, mixing=mixed)
 

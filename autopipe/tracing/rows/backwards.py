@@ -93,6 +93,14 @@ class OwnBackwards:
                 self.found |= {(call, i, axis): None for axis in places}
                 self.without_rows |= {} if places else {(call, i, 0): None}
 
+    def see(self, form: Recording, run: Rows) -> None:
+        """Be shown a run of a form with gradients, unless one was, or no call may have such a backward."""
+        if self.is_whole or not _may_mix(self.code, form):
+            return
+        with torch.enable_grad(), self.hooks:
+            run("ab", self.look)
+        self.end()
+
     def end(self) -> None:
         """Let go of what the calls of a run came of."""
         self._seen.clear()
@@ -134,14 +142,9 @@ def mixed_in_backward(
     microbatch: it is to hand on that part.
     """
     found: dict[str, str] = {}
-    if not (own.is_whole or _may_mix(own.code, form)):
-        return found
+    own.see(form, run)
     weights = [p for p in own.code.model.parameters() if p.requires_grad]
     with torch.enable_grad():
-        if not own.is_whole:
-            with own.hooks:
-                run("ab", own.look)
-            own.end()
         asked = [made for made in own.found if made[0].name not in tail]
         places = {id(c): a for c in form.calls for a in axes(c, 0, own.dim, own.shapes)[:1]}
         if asked and (are_mixed := _fault(run, asked, weights, takes_more, places)) is not None:

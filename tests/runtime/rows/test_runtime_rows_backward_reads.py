@@ -313,3 +313,68 @@ def test_backwards_of_several_gradients_are_asked_where_these_go_against_one_ano
     F.cross_entropy(plain(ids), target).backward()
     pairs = zip(model.parameters(), plain.parameters(), strict=True)
     assert all(torch.allclose(a.grad, b.grad, rtol=1e-9, atol=1e-15) for a, b in pairs)
+
+
+class Sparse(torch.autograd.Function):
+    """Softmax with a backward of its own, of each row alone."""
+
+    @staticmethod
+    def forward(ctx, x):
+        shares = x.softmax(-1)
+        ctx.save_for_backward(shares)
+        return shares
+
+    @staticmethod
+    def backward(ctx, slope):
+        (shares,) = ctx.saved_tensors
+        return shares * (slope - (slope * shares).sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("own", [Sparse.apply, function(shortened_by_row)])
+@pytest.mark.parametrize("n_behind", [1, 4])
+def test_a_backward_of_each_row_is_none_that_mixes_where_batch_norm_does(own, n_behind, caplog):
+    torch.manual_seed(0)
+    behind = [nn.Linear(6, 6) for _ in range(n_behind)]
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), Leaf(own), *behind)
+    pipe = autopipe.split(model, 2, (torch.randn(8, 6),), costs="estimated")
+    variation = pipe.graph.variation
+    assert "1" in variation.mixing.training
+    assert (variation.mixing.backward, variation.tail.ops) == ("", ())
+    model.eval()
+    runtime = pipe.runtime(lambda out, _: out.square().mean(), n_microbatches=2)
+    caplog.clear()
+    runtime.step(torch.randn(8, 6))
+    assert not caplog.records
+
+
+def test_a_backward_that_mixes_is_found_behind_batch_norm_in_evaluation(caplog):
+    own = function(lambda slope, x: slope / slope.norm())
+    model = nn.Sequential(
+        nn.Linear(6, 6), Leaf(own), nn.BatchNorm1d(6), *(nn.Linear(6, 6) for _ in range(4))
+    ).eval()
+    pipe = autopipe.split(model, 2, (torch.randn(8, 6),), costs="estimated")
+    assert "the backward of 1" in pipe.graph.variation.mixing.backward
+    caplog.clear()
+    pipe.runtime(lambda out, _: out.square().mean(), n_microbatches=2).step(torch.randn(8, 6))
+    assert "the backward of 1" in caplog.text
+
+
+class Contrasting(nn.Module):
+    """Compares rows at its end in training alone, behind code whose backward mixes them there alone."""
+
+    def __init__(self, own):
+        super().__init__()
+        self.body, self.own = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), own
+        self.middle = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
+
+    def forward(self, x):
+        h = self.body(x)
+        h = self.middle(self.own(h) if self.training else h)
+        return (h @ h.T).logsumexp(-1) if self.training else h.square().mean(-1)
+
+
+def test_a_backward_that_mixes_in_training_alone_is_found_ahead_of_a_tail():
+    own = function(lambda slope, x: slope / slope.norm())
+    variation = autopipe.capture(Contrasting(own), (torch.randn(8, 6),)).variation
+    assert variation.tail.ops
+    assert "the backward of" in variation.mixing.backward
