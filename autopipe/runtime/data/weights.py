@@ -93,6 +93,7 @@ class Weigher:
         is_counted = given is None and not self.is_sum
         self._capture, self._told = capture, set[str]()
         self._known: dict[fx.Graph, Losses] = {}
+        self._by_entry: dict[bool, bool] = {}
         self._is_models_own = loss_fn is None
         self._is_whole, self._is_replicated = is_whole, is_replicated
         self.is_counted = is_counted and self._is_models_own
@@ -242,11 +243,11 @@ class Weigher:
 
     def _is_by_entry(self) -> bool:
         """Whether the loss has a mean over labels for each entry of a list, of which each is a row."""
-        first = self._capture.first or self._capture
-        if not first.listed_rows:
-            return False
-        form = first.own_forms[self._capture.model.training][0]
-        return len(find_losses(first, form)[0] or ()) > 1
+        first, training = self._capture.first or self._capture, self._capture.model.training
+        if training not in self._by_entry:
+            losses = find_losses(first, first.own_forms[training][0])[0] if first.listed_rows else None
+            self._by_entry[training] = len(losses or ()) > 1
+        return self._by_entry[training]
 
     def _in_form(
         self, batch: Batch, m: int, losses: Sequence[LabelLoss], usual: Sequence[LabelLoss]

@@ -996,8 +996,9 @@ def test_inputs_of_one_microbatch_need_not_have_as_many_rows():
         torch.testing.assert_close(own.grad, theirs.grad, msg=name)
     with pytest.raises(InputError, match="texts holds 3 entries, and only tensors are cut into rows"):
         runtime.step(batches[1], target=target, n_microbatches=2)
-    with pytest.raises(InputError, match="disagree on the number of rows"):  # each weighs by its rows
-        runtime.accumulate([{"texts": batch, "target": target} for batch in batches])
+    both = F.cross_entropy(plain([*batches[0], *batches[1]]), target.repeat(2)).item()
+    found = runtime.accumulate([{"texts": batch, "target": target} for batch in batches])
+    assert found.loss == pytest.approx(both)
 
 
 @pytest.mark.parametrize("ignored", [0, 2, -100])
