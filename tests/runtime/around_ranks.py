@@ -399,7 +399,8 @@ def calls():
         with pytest.raises((InputError, PlanError)):
             call(pair.rt, x, y)
     pair.agrees(x, y, n_microbatches=np.int64(3))
-    pair.rt.accumulate({"input": x[i : i + 4], "target": y[i : i + 4]} for i in (0, 4))
+    rows = torch.cat([x[:4], x[4:] / 2])
+    pair.rt.accumulate({"input": rows[i : i + 4].mul_(1 + i / 4), "target": y[i : i + 4]} for i in (0, 4))
     mean_square(pair.plain(x), y).backward()
     pair.same_gradients()
     for parameter in (*pair.rt.parameters(), *pair.plain.parameters()):

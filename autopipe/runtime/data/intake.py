@@ -417,11 +417,11 @@ def drawn(batches: Iterable[Any]) -> list[Any]:
 
 
 def _mark(batch: Any) -> tuple[int, ...]:
-    """What tells that tensors were written to; of those on a device no values, as that would wait for it."""
+    """What tells that tensors were overwritten: values on the host; on a device, which nobody waits for, how
+    often their memory was written to."""
     given = [*batch.values()] if isinstance(batch, Mapping) else [batch]
     tensors = [x for x in flatten(given)[0] if isinstance(x, Tensor) and not x.is_meta]
-    versions = (-1 if x.is_inference() else x._version for x in tensors)
-    return *versions, *(content(x) for x in tensors if x.is_cpu)
+    return tuple(content(x) if x.is_cpu else -1 if x.is_inference() else x._version for x in tensors)
 
 
 def _calls(batches: Sequence[Any]) -> Calls:
