@@ -7,8 +7,9 @@ What the kernels then cost is left to ``estimate``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ _FLASH_HEAD = 256
 """Largest head that the flash kernel takes."""
 
 _aten = torch.ops.aten
+_ATTENTION, _DROPOUT = F.scaled_dot_product_attention, F.dropout
 
 
 class FusedAttention(TorchFunctionMode):
@@ -30,21 +32,42 @@ class FusedAttention(TorchFunctionMode):
     is one kernel too. On ``"cpu"``: its flash kernel, where nothing is dropped out. Anything else stays as it
     is. The rules are those of ``sdp_utils.cpp``, ``sdp_utils_cpp.cpp`` and ``Dropout.cpp`` in PyTorch, less
     what hangs on alignment and age of the device. ``seen`` has the kernels of attention that were chosen.
+
+    Within torch's own functions, as ``nn.MultiheadAttention`` runs one, no mode is asked: while this one is
+    active they find what asks it in the place of either.
     """
 
     def __init__(self, kind: str, autocast: torch.dtype | None = None):
         super().__init__()
         self.kind, self.autocast = kind, autocast
         self.seen: set[str] = set()
+        self.replaced: tuple[Callable[..., Any], ...] = ()
+
+    def __enter__(self) -> Self:
+        theirs = (
+            f for f in (_ATTENTION, _DROPOUT) if getattr(F, f.__name__) is f
+        )  # not what users put there
+        self.replaced = tuple(theirs)
+        for function in self.replaced:
+            setattr(F, function.__name__, functools.partial(self._asked, function))
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        for function in self.replaced:
+            setattr(F, function.__name__, function)
+        super().__exit__(*raised)
+
+    def _asked(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return self.__torch_function__(function, (), args, kwargs)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is F.scaled_dot_product_attention:
+        if func is _ATTENTION:
             found = self._fused(*args, **(kwargs or {}))
             if found is not None:
                 return found
-        if func is F.dropout and self.kind == "cuda":
+        if func is _DROPOUT and self.kind == "cuda":
             return _dropped(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
@@ -92,7 +115,7 @@ def _dropped(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     """As a GPU drops out: in one kernel, where it does and does not write into its input."""
     if input.is_meta and training and not inplace and 0 < p < 1:
         return torch.native_dropout(input, p, True)[0]
-    return F.dropout(input, p, training, inplace)
+    return _DROPOUT(input, p, training, inplace)
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:

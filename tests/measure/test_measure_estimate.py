@@ -406,3 +406,31 @@ def test_what_trains_no_matrix_leaves_nothing_to_w() -> None:
     assert parts("qkv") == (0, 1)  # of the batch there is no gradient
     assert parts("scaled_dot_product_attention") == parts("frozen") == parts("norm") == (1, 0)
     assert parts("last") == (0.5, 0.5)
+
+
+class Heads(nn.Module):
+    """Attention within a layer of torch's, of more tokens than a matrix of all pairs has room for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.attention = nn.Linear(8, 8), nn.MultiheadAttention(8, 2, 0.1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return self.attention(y, y, y, need_weights=False)[0]
+
+
+@pytest.mark.parametrize(("kind", "kernel"), [("cuda", "memory-efficient"), ("cpu", "flash")])
+def test_attention_within_torchs_layers_is_the_kernel_too(kind: str, kernel: str) -> None:
+    n = 256
+    model = Heads().train() if kind == "cuda" else Heads().eval()
+    capture = captured(model, torch.ones(2, n, 8))
+    device = dataclasses.replace(PLAIN, attention=kind)
+    table = estimate(capture, device, training=model.training)
+    assert table.notes == (f"attention is assumed to run the {kernel} kernel",)
+    assert table.total(table.costs).saved_bytes < 2 * 2 * n * n
+    left_alone = estimate(capture, PLAIN, training=model.training)
+    assert left_alone.total(left_alone.costs).saved_bytes > 2 * 2 * n * n * 4
+    x = torch.ones(3, 8)
+    assert torch.equal(F.dropout(x, 1.0), torch.zeros(3, 8))
+    assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention
