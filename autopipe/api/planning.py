@@ -257,23 +257,33 @@ def _with_settings(planned: Planned, whole: Capture, training: Training) -> Plan
     settings: dict[str, Any] = {"opened": list(planned.opened), "opened_from": whole.ops.digest}
     settings |= training.written
     uncounted = _uncounted(planned.costs)
-    if uncounted and planned.costs.source == "estimated":
+    if uncounted:
         settings["uncounted"] = uncounted
-        _logger.warning("the plan rests on estimates in which %s", uncounted)
+        _logger.warning("the plan rests on costs in which %s", uncounted)
     return dataclasses.replace(planned.plan, settings={**planned.plan.settings, **settings})
 
 
 def _uncounted(costs: CostTable) -> str:
-    """What the costs do not count, on one line: calls without a formula, ops that could not run on paper."""
-    told = [note for note in costs.notes if measure.UNCOUNTED in note]
-    guessed = [note.partition(":")[0] for note in costs.notes if note.endswith(measure.GUESSED)]
+    """What is not counted in estimates, or guessed in either, on one line; empty where nothing is.
+
+    Calls without a formula, ops that could not run without data, or by themselves where others were timed.
+    """
+    if costs.source == "estimated":
+        told = [note for note in costs.notes if measure.UNCOUNTED in note]
+        guessed = [note.partition(":")[0] for note in costs.notes if note.endswith(measure.GUESSED)]
+        why = f"could not run without data, each {measure.GUESSED}"
+    else:
+        told, why = [], "could not be measured, each estimated"
+        guessed = [op for op, cost in costs.costs.items() if (costs.source, cost.source) == _FAILED]
     if guessed:
         more = f" and {len(guessed) - 4} more" if len(guessed) > 4 else ""
-        told.append(
-            f"{n_of(len(guessed), 'op')} could not run without data, each {measure.GUESSED}: "
-            f"{', '.join(guessed[:4])}{more}; the notes of the costs say why"
-        )
+        listed = f"{', '.join(guessed[:4])}{more}"
+        told.append(f"{n_of(len(guessed), 'op')} {why}: {listed}; the notes of the costs say why")
     return "; ".join(told)
+
+
+_FAILED = "measured", "estimated"
+"""The sources of a table and of what could not be measured with the rest of it."""
 
 
 def _decision_to_text(decided: Decision) -> str:

@@ -156,12 +156,15 @@ def test_a_failing_op_is_reported_and_the_rest_measured() -> None:
     model.blocks[1].fails = True
     table = profile(capture, **QUICK)
     first, broken, last = (table[op.name] for op in capture.ops.compute)
+    broken_name = capture.ops.compute[1].name
     assert (first.source, broken.source, last.source) == ("measured", "estimated", "measured")
     assert broken.forward_s > 0
     assert broken.spread > first.spread
     (note,) = told(table)
     assert "blocks.1" in note
     assert "no kernel for this block" in note
+    plan = autopipe.plan(capture, 2, costs=table, n_microbatches=1)
+    assert plan.settings["uncounted"].startswith(f"1 op could not be measured, each estimated: {broken_name}")
 
 
 def test_nan_is_reported_where_it_begins() -> None:
