@@ -55,7 +55,8 @@ class Runtime(BetweenSteps):
         becomes the current one; else the model's. Only this rank's stages move there.
     mesh: a DeviceMesh with a ``pp`` dim; its other dims are the user's, for :meth:`wrap`.
     autocast: a dtype that each stage's forward runs in, or a function that makes a context for it.
-    scaler: the user's ``GradScaler``: scales the loss; an overflow on any rank shows on all.
+    scaler: the user's ``GradScaler``: scales the loss; an overflow on any rank shows on all, and of several
+        optimizers each skips its step.
     loss_reduction: ``"mean"`` or ``"sum"``. By default what a torch loss says of itself, or a sum where
         capture found the model's own loss to be one over rows; else a mean: over counted labels for losses
         inside the model, for ``CrossEntropyLoss`` and ``NLLLoss``, and over rows for others.
