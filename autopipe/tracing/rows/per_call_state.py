@@ -42,6 +42,8 @@ __all__ = [
 
 _logger = logging.getLogger("autopipe")
 _AWAY = 1.25
+_FURTHER = 15
+"""So many times more calls like one are taken to have moved what it has moved."""
 _WRITES_NOTHING = frozenset({"requires_grad_"})
 """Methods whose names end as those do that write in place."""
 _WRITING = frozenset({"data", "numpy", "step"})
@@ -98,12 +100,15 @@ class CallsInTurn:
 
         Averages that have come where they lead, as one of weights begins as these, are put off that.
         """
+        self._begin()
+        result = self.run(*batches)
+        return self.held(self._weights), result
+
+    def _begin(self) -> None:
         self._start()
         for buffer in (b for n, b in self.model.named_buffers() if n in self.written):
             if buffer.is_floating_point():
                 buffer.mul_(_AWAY)
-        result = self.run(*batches)
-        return self.held(self._weights), result
 
     def held(self, weights: Sequence[str]) -> dict[str, Any]:
         """A copy of every buffer, of some ``weights`` and of what attributes hold; where generators are."""
@@ -138,6 +143,19 @@ class CallsInTurn:
         """Other rows than those given, as many."""
         assert self.dim is not None
         return _other_rows(self.given, self.dim)
+
+    def after_much(self) -> tuple[Any, ...]:
+        """What other rows give behind the rows given, as if these had moved every buffer by far more.
+
+        A limit that hangs on counts or averages of calls may be passed then.
+        """
+        self._begin()
+        before = {n: b.detach().clone() for n, b in self.model.named_buffers() if n in self.written}
+        self.run(self.given)
+        for name, buffer in self.model.named_buffers():
+            if name in before and buffer.is_floating_point() and buffer.shape == before[name].shape:
+                buffer.add_(buffer - before[name], alpha=_FURTHER)
+        return self.run(self.other)
 
     @functools.cached_property
     def in_turn(self) -> tuple[dict[str, Any], tuple[Any, ...]]:
@@ -277,18 +295,30 @@ def carried_by(calls: CallsInTurn) -> str:
     if not ((calls.carrying or calls.is_moved) and calls.may_leave):
         return ""
     try:
-        behind, alone = calls.in_turn[1], calls.after(calls.other)[1]
+        if _gives_same(calls.in_turn[1], calls.after(calls.other)[1]) and not _goes_by_much(calls):
+            return ""
     except _Otherwise:
-        behind, alone = (), ()
+        _logger.debug("a second call goes another way than the first")
     except of_models() as error:  # any Python of the model, on rows it may not take
         _logger.debug("what a second call goes by could not be looked at: %s", error)
-        return ""
-    pairs = zip(tensors(behind), tensors(alone), strict=True)
-    if (behind or alone) and all(a.shape == b.shape and is_close(a, b, EQUAL) for a, b in pairs):
         return ""
     paths = sorted({c.path for c in calls.form.calls if c.name in calls.carrying})
     names = [*calls.written] or paths or ["something"]
     return f"one call leaves {', '.join(names[:3])} for the next, which goes by it"
+
+
+def _gives_same(behind: Any, alone: Any) -> bool:
+    pairs = zip(tensors(behind), tensors(alone), strict=True)
+    return bool(behind or alone) and all(a.shape == b.shape and is_close(a, b, EQUAL) for a, b in pairs)
+
+
+@_looked_at("what many calls leave", False)
+def _goes_by_much(calls: CallsInTurn) -> bool:
+    """Whether a call gives something else once what calls write has moved far; not if that is no number."""
+    if not (calls.carrying and calls.written):
+        return False
+    behind, alone = calls.after_much(), calls.after(calls.other)[1]
+    return all(bool(t.isfinite().all()) for t in tensors(behind)) and not _gives_same(behind, alone)
 
 
 @_looked_at("whether a forward goes by gradients", "")

@@ -151,6 +151,22 @@ class Prototypes(Keyed):
         return loss
 
 
+class Confident(Keyed):
+    """Counts rows of each kind, of which those count that are far enough, the further the more there were."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.register_buffer("counts", torch.zeros(3))
+
+    def forward(self, x):
+        y = self.b(self.a(x).tanh())
+        kinds = x.argmax(1) % 3
+        counted = x.abs().amax(1) > 0.03 * self.counts[kinds]
+        if self.training:
+            self.counts.index_add_(0, kinds, torch.ones(len(x), dtype=self.counts.dtype))
+        return (y.square().sum(1) * counted).mean()
+
+
 WRITING = [Decayed, Teacher, Scaled]
 
 
@@ -177,6 +193,13 @@ def test_what_one_call_leaves_for_the_next_is_left_once_a_step(keep):
     runtime.gather_weights()
     torch.testing.assert_close(model.state_dict(), plain.state_dict())
     runtime.evaluate(batches[0])
+
+
+def test_what_goes_by_counts_beyond_what_one_call_comes_to_is_found():
+    torch.manual_seed(0)
+    found = autopipe.capture(Confident().double(), (torch.randn(6, 4, dtype=torch.float64),)).variation
+    assert found.mixing.carried
+    assert found.tail.ops
 
 
 class Watched(nn.Module):
