@@ -152,6 +152,22 @@ def test_a_walk_that_goes_on_tries_what_it_was_begun_with(monkeypatch):
     assert catalogue.chosen(("b/",), 2, ["b/2"]) == ["b/0", "b/4"]
 
 
+def test_a_walk_loads_nothing_more_within_the_first_model_s_time():
+    code = (
+        "import sys, torch, autopipe\n"
+        "from benchmarks.capture import workers\n"
+        "workers.warm()\n"
+        "before = {*sys.modules}\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))\n"
+        "autopipe.split(model, 2, (torch.zeros(2, 4),), costs='estimated')\n"
+        "print(sorted({*sys.modules} - before))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
 class Mean(nn.Module):
     """Returns its loss as a tensor of one place."""
 

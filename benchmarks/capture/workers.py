@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-__all__ = ["OVER", "prepare", "run"]
+__all__ = ["OVER", "prepare", "run", "warm"]
 
 OVER = "over the limit"
 """How ``died`` begins where time was over."""
@@ -100,13 +100,23 @@ def prepare() -> None:
     import torch.export
     import transformers
 
-    import autopipe
-
     torch.set_num_threads(1)
-    # what each loads on first use is no part of a model's time
-    small = torch.nn.Sequential(torch.nn.Conv1d(2, 2, 2), torch.nn.ReLU(), torch.nn.Conv1d(2, 2, 2))
-    autopipe.split(small, 2, (torch.zeros(2, 2, 8),), costs="estimated")
-    torch.export.export(small, (torch.zeros(2, 2, 8),))
+    torch.export.export(*warm())
     transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=0, hidden_size=32, vocab_size=8))
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
+
+
+def warm() -> tuple[Any, tuple[Any, ...]]:
+    """Has autopipe and torch load what they do on first use, which is no part of a model's time.
+
+    Returns the small model that was cut for it, and its arguments.
+    """
+    import torch
+
+    import autopipe
+
+    small = torch.nn.Sequential(torch.nn.Conv1d(2, 2, 2), torch.nn.ReLU(), torch.nn.Conv1d(2, 2, 2))
+    given = (torch.zeros(2, 2, 8),)
+    autopipe.split(small, 2, given, costs="estimated")
+    return small, given

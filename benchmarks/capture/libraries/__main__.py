@@ -114,6 +114,7 @@ def _each(cases: list[Case], limit_s: float) -> Iterator[tuple[Case, dict[str, A
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     prepare()
+    workers.warm()
     for module, of_module in itertools.groupby(cases, lambda c: c.module):
         chosen = list(of_module)
         try:
