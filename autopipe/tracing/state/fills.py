@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["without_fills"]
+__all__ = ["FILL", "without_fills"]
 
-_FILL = 1e4
+FILL = 1e4
 """From which size on a value may be one."""
 _GAP = 1e3
 """How many times larger than all else it is then, unless it is the largest of its type."""
@@ -22,9 +22,9 @@ def without_fills(x: Tensor, y: Tensor, level: float) -> tuple[Tensor, Tensor]:
     Those are as large up to ``level`` of them; what is left is flat where there were any.
     """
     sizes = torch.maximum(x.abs(), y.abs())
-    if not sizes.numel() or float(sizes.max()) < _FILL:
+    if not sizes.numel() or float(sizes.max()) < FILL:
         return x, y
-    is_fill = (sizes >= _FILL) & ((x - y).abs() <= level * sizes)
+    is_fill = (sizes >= FILL) & ((x - y).abs() <= level * sizes)
     fills, others = sizes[is_fill], sizes[~is_fill]
     if not fills.numel():
         return x, y
