@@ -5,8 +5,9 @@ moves or combines elements (copies, sums, norms, activations) counts as none: it
 What has no formula here is told apart from that, so that a cost is never silently zero; see
 :func:`count_flops`.
 
-Sources: torch's flop counter for dense products and convolutions; attention as FlashAttention-2 (Dao, 2023)
-counts it, 2 products forward and 5 backward, over the pairs that a causal mask lets through.
+Sources: torch's flop counter for dense products and convolutions, but for their gradients, which it takes for
+those of one group; attention as FlashAttention-2 (Dao, 2023) counts it, 2 products forward and 5 backward,
+over the pairs that a causal mask lets through.
 """
 
 from __future__ import annotations

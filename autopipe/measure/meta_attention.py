@@ -44,10 +44,8 @@ class FusedAttention(TorchFunctionMode):
         self.replaced: tuple[Callable[..., Any], ...] = ()
 
     def __enter__(self) -> Self:
-        theirs = (
-            f for f in (_ATTENTION, _DROPOUT) if getattr(F, f.__name__) is f
-        )  # not what users put there
-        self.replaced = tuple(theirs)
+        # what users put in the place of either stays
+        self.replaced = tuple(f for f in (_ATTENTION, _DROPOUT) if getattr(F, f.__name__) is f)
         for function in self.replaced:
             setattr(F, function.__name__, functools.partial(self._asked, function))
         return super().__enter__()
