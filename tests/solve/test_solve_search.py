@@ -202,6 +202,18 @@ def test_a_free_order_finds_room_on_whichever_rank_it_is(order, pinned):
         made(ties="sync", pin=pin, memory_limit=[least // 4] * 3, device_order="auto")
 
 
+@pytest.mark.parametrize("asked", [{}, {"memory_limit": [1 << 10, None, None]}])
+def test_a_free_count_of_ranks_finds_those_with_room(asked):
+    """The fastest has hardly any, and none of the counts of the fastest ranks does without it."""
+    small = 1 << 10 if not asked else None
+    devices = Device(speed=3.0, memory_bytes=small), Device(), Device(speed=2.0)
+    limits = {"memory_limit": [n or 1 << 40 for n in asked["memory_limit"]]} if asked else {}
+    plan = made(n_stages="auto", device_order="auto", cluster=Cluster(devices, local=LINK), **limits)
+    assert 0 not in plan.settings["ranks"]
+    with pytest.raises(InfeasibleError):
+        made(n_stages="auto", cluster=Cluster(devices, local=LINK), **limits)
+
+
 def test_many_different_devices_are_ordered_within_the_time():
     devices = tuple(Device(speed=1 + r / 10) for r in range(6))
     given = {"cluster": Cluster(devices, local=LINK), "n_stages": 6, "time_limit_s": 60.0}

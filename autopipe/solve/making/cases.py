@@ -15,7 +15,7 @@ from ...arguments import whole
 from ...errors import InfeasibleError, InputError
 from ...hardware import MOST_RANKS, Cluster
 from ...schedule import BREADTH_FIRST, COST_AWARE, MOST_LISTED, NAMES, SPLIT, build, placement
-from ..definition.problem import Problem
+from ..definition.problem import HUGE, Problem
 from ..proof.memory import least_total_in_room
 from ..proof.step import PRECISE, Line, least_step_ns
 from .baselines import Weigh
@@ -183,9 +183,9 @@ def cases(source: Source, asked: Options) -> list[Case]:
     """Every case to try, those that cannot be placed left out.
 
     With ``n_stages`` free, every number of ranks up to the cluster's is tried, from ``min_ranks`` on: the
-    first so many, or where their order is free the fastest. Each has one stage, or two where the schedule is
-    made for several; pins rule out counts without their stages. Raises :class:`InputError` for counts that
-    are none.
+    first so many, or where their order is free the fastest, and those with most room. Each has one stage, or
+    two where the schedule is made for several; pins rule out counts without their stages. Raises
+    :class:`InputError` for counts that are none.
     """
     free, n_microbatches = asked.n_stages in (None, "auto"), asked.n_microbatches
     wanted = 0 if free else whole("n_stages", asked.n_stages, most=MOST_RANKS, also="'auto'")
@@ -194,15 +194,15 @@ def cases(source: Source, asked: Options) -> list[Case]:
     names = _schedules(source, asked.schedule, n_microbatches)
     out = []
     for n_ranks in _rank_counts(source.cluster.n_ranks, min_ranks) if free else (source.cluster.n_ranks,):
-        ranks = _chosen(source.cluster, n_ranks, asked.any_order)
-        there = source.on(ranks)
-        order = tuple(range(n_ranks)) if asked.device_order == "given" else there.cluster.by_host
-        for name in names:
-            stages = wanted or n_ranks * (2 if name in SEVERAL_PER_RANK else 1)
-            if free and stages < needed:
-                continue
-            filled = there.filling(stages).cut_into(n_microbatches)
-            out.append(Case(filled, name, stages, n_microbatches, asked.balance, order, ranks))
+        for ranks in _chosen(source, n_ranks) if asked.any_order else [tuple(range(n_ranks))]:
+            there = source.on(ranks)
+            order = tuple(range(n_ranks)) if asked.device_order == "given" else there.cluster.by_host
+            for name in names:
+                stages = wanted or n_ranks * (2 if name in SEVERAL_PER_RANK else 1)
+                if free and stages < needed:
+                    continue
+                filled = there.filling(stages).cut_into(n_microbatches)
+                out.append(Case(filled, name, stages, n_microbatches, asked.balance, order, ranks))
     return out
 
 
@@ -229,12 +229,15 @@ def _rank_counts(most: int, least: int) -> list[int]:
     return [n for n in counts if most <= _FEW_RANKS or n in (least, most) or n.bit_count() == 1]
 
 
-def _chosen(cluster: Cluster, n_ranks: int, any_ranks: bool) -> tuple[int, ...]:
-    if not any_ranks:
-        return tuple(range(n_ranks))
-    devices = cluster.devices
-    fastest = sorted(range(cluster.n_ranks), key=lambda r: (-devices[r].speed, r))
-    return tuple(sorted(fastest[:n_ranks]))
+def _chosen(source: Source, n_ranks: int) -> list[tuple[int, ...]]:
+    """The fastest so many ranks, and those with most room: where these have too little, any others have."""
+    devices = source.cluster.devices
+    asked = source.limits or (HUGE,) * len(devices)
+    own = (HUGE if device.usable_bytes is None else device.usable_bytes for device in devices)
+    room = [min(pair) for pair in zip(asked, own, strict=True)]
+    fastest = sorted(range(len(devices)), key=lambda r: -devices[r].speed)
+    roomiest = sorted(fastest, key=lambda r: -room[r])
+    return [*dict.fromkeys(tuple(sorted(ranks[:n_ranks])) for ranks in (fastest, roomiest))]
 
 
 def rank_orders(cluster: Cluster, limits: Sequence[int]) -> tuple[int, Iterator[tuple[int, ...]]]:
