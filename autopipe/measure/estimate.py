@@ -94,7 +94,8 @@ def estimate(
         cost = dataclasses.replace(cost, backward_input_s=inputs, backward_weight_s=cost.backward_s - inputs)
         kept = saved_values(nodes[op.name], account) if op.name in nodes else ()
         costs[op.name] = dataclasses.replace(cost, saved_values=kept)
-    failed = (f"{name}: {why}; {GUESSED}" for name, why in surveyed.failures.items())
+    some = {op.name for op in graph.compute if op.outputs or op.parameters}
+    failed = (f"{name}: {why}; {GUESSED}" for name, why in surveyed.failures.items() if name in some)
     return CostTable(
         costs=costs,
         dims=at,

@@ -300,7 +300,7 @@ class Replay:
                     self.made_up[node.name] = env[node.name]
 
     def _make_up(self, node: fx.Node, env: dict[str, Any]) -> None:
-        """Zeros in the shape of a value, where its structure is known."""
+        """Zeros in the shape of a value where that is known; of one without tensors what the example gave."""
         specs = self.ops.by_name[node.name].outputs
         zeros = [self._zeros(spec) for spec in specs]
         leaves, structure = flatten(node.meta.get("val"))
@@ -312,6 +312,8 @@ class Replay:
             )
         elif len(zeros) == 1:
             env[node.name] = zeros[0]
+        elif not (zeros or any(is_tensor)):
+            env[node.name] = node.meta.get("val")
         else:
             return
         self.made_up[node.name] = env[node.name]

@@ -41,7 +41,7 @@ class Rotary(nn.Module):
             self.register_buffer(kind, torch.arange(1.0, 9.0) / (i + 1))
 
     def forward(self, x, kind):
-        return (torch.arange(x.shape[1])[:, None] * getattr(self, kind)).cos()
+        return (torch.arange(x.shape[1], device=x.device)[:, None] * getattr(self, kind)).cos()
 
 
 class Block(nn.Module):

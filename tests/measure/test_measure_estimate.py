@@ -17,7 +17,18 @@ from torch.nn import functional as F
 import autopipe
 from autopipe.errors import InputError, StoreError
 from autopipe.hardware import Device
-from autopipe.measure import DEVICES, LINKS, Efficiency, described, device, estimate, fit, link, profile
+from autopipe.measure import (
+    DEVICES,
+    GUESSED,
+    LINKS,
+    Efficiency,
+    described,
+    device,
+    estimate,
+    fit,
+    link,
+    profile,
+)
 from autopipe.measure.efficiency import seconds
 from autopipe.measure.kernel_counts import Counter, Kernels, Saved
 from autopipe.tracing import Capture
@@ -434,3 +445,21 @@ def test_attention_within_torchs_layers_is_the_kernel_too(kind: str, kernel: str
     x = torch.ones(3, 8)
     assert torch.equal(F.dropout(x, 1.0), torch.zeros(3, 8))
     assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention
+
+
+class Annealed(nn.Module):
+    """Goes by a count of its calls, which is a number among the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.n_calls = nn.Linear(4, 4), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n_calls += 1
+        return self.linear(x) / (1 + self.n_calls)
+
+
+def test_numbers_that_only_data_tell_are_those_of_the_example() -> None:
+    capture = autopipe.capture(Annealed(), (torch.randn(6, 4),))
+    assert any(node.name.startswith("number") for node in capture.graphs[True].nodes)
+    assert not [note for note in estimate(capture, device="H200").notes if GUESSED in note]
