@@ -56,8 +56,8 @@ _WIDE = 4
 _EVENLY = 1.0, 1.0
 _OPPOSITE = (1.0, -2.0), (2.0, -1.0)
 """What rows are taken times for a sum over both to have the sign of one, and of the other."""
-_OF_NEXT = (1.0, 1.0), (0.75, -0.75)
-"""What the tensors of a call are taken times in turn, and what they are where they go against one another."""
+_AMONG = -1.0, _APART, 1 / _APART
+"""What some of a call's tensors are taken times beside the others: against them, far above and far below."""
 
 
 class OwnBackwards:
@@ -298,14 +298,15 @@ class _Elsewhere:
 
     Attributes
     ----------
-    slopes: what the gradients to begin with are taken times, of row a and of b. against: whether those of
-        every second tensor that a call makes are of the other sign. change: what puts other values in the
-        place of those that the calls take, and keep for it. turn: a truth that it asks for, which is to come
-        out as it does not.
+    slopes: what the gradients to begin with are taken times, of row a and of b. digit, times: those of the
+        tensors of a call whose number has that binary digit are taken times so much. change: what puts other
+        values in the place of those that the calls take, and keep for it. turn: a truth that it asks for,
+        which is to come out as it does not.
     """
 
     slopes: tuple[float, float] = _EVENLY
-    against: bool = False
+    digit: int = 0
+    times: float = 1.0
     change: Change | None = None
     turn: Turn | None = None
 
@@ -326,8 +327,10 @@ def _elsewhere(
         yield _Elsewhere(slopes=(scale, _APART * scale))
     for slopes in _OPPOSITE:
         yield _Elsewhere(slopes=slopes)
-    if any(i for _, i, _ in asked):
-        yield _Elsewhere(against=True)
+    # any two tensors of a call differ in some binary digit of their numbers
+    for digit in range(max(i for _, i, _ in asked).bit_length()):
+        for times in _AMONG:
+            yield _Elsewhere(digit=digit, times=times)
     taken = {id(c): places[id(c)] for call, *_ in asked for c in call.inputs if id(c) in places}
     for scale in _SCALES[_NARROW] if taken else ():
         yield _Elsewhere(change=functools.partial(rows_times, taken, (scale, _APART * scale)))
@@ -420,8 +423,8 @@ def _gradients(
     which = None if places is None else {place: "ab".index(rows[place]) for place in places}
     seeds = [
         scale
-        * _OF_NEXT[i % 2][at.against]
-        * _seed(t, axes_of[number, i], which, at.slopes, is_turned=i % 2 > 0)
+        * (at.times if i >> at.digit & 1 else 1.0)
+        * _seed(t, axes_of[number, i], which, at.slopes, n_before=i)
         for (number, i), t in made.items()
     ]
     roots = [*made.values()]
@@ -440,21 +443,23 @@ def _seed(
     rows: Mapping[int, int] | None,
     slopes: tuple[float, float] = _EVENLY,
     *,
-    is_turned: bool = False,
+    n_before: int = 0,
 ) -> Tensor:
     """The gradient to begin with at what a call made: no two numbers of a row alike, nothing for others.
 
     ``rows`` are those that have any, by place; ``slopes`` what that of row a is taken times, and of row b.
-    The numbers of a row rise, or fall where that ``is_turned``.
+    The numbers of a row rise, or fall if the tensors of the call ``n_before`` this one are odd in number. How
+    far row b's are above row a's is another for each tensor: no ratio of two is the same for both rows.
     """
-    ends = (2, 1) if is_turned else (1, 2)
+    ends = (2, 1) if n_before % 2 else (1, 2)
+    above = 1 + n_before / (1 + n_before)
     if rows is None:
         numbers = torch.linspace(*ends, made.numel(), dtype=torch.float64, device=made.device)
         return numbers.view(made.shape).to(made)
     seed = torch.zeros_like(made)
     for place, which in rows.items():
         row = seed.select(axis, place)
-        numbers = torch.linspace(*ends, row.numel(), dtype=torch.float64, device=row.device) + which
+        numbers = torch.linspace(*ends, row.numel(), dtype=torch.float64, device=row.device) + above * which
         row.copy_(slopes[which] * numbers.view(row.shape))
     return seed
 

@@ -378,3 +378,59 @@ def test_a_backward_that_mixes_in_training_alone_is_found_ahead_of_a_tail():
     variation = autopipe.capture(Contrasting(own), (torch.randn(8, 6),)).variation
     assert variation.tail.ops
     assert "the backward of" in variation.mixing.backward
+
+
+def shared(n_made, share):
+    """A function that gives what it is given so many times; its backward adds a ``share`` of one gradient."""
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return tuple(x.clone() for _ in range(n_made))
+
+        @staticmethod
+        def backward(ctx, *slopes):
+            return sum(slopes) + share(*slopes) * slopes[-1]
+
+    return Own.apply
+
+
+class Several(nn.Module):
+    """Several tasks of one layer."""
+
+    def __init__(self, own):
+        super().__init__()
+        self.table, self.layer, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.own = own
+
+    def forward(self, x):
+        return sum(
+            self.head(made) * 2**i for i, made in enumerate(self.own(self.layer(self.table(x).tanh())))
+        )
+
+
+def over(some, others):
+    """How far some gradients are above ten times others."""
+    return (some.norm() / others.norm() - 10).relu()
+
+
+@pytest.mark.parametrize(
+    ("n_made", "share", "is_of_all"),
+    [
+        (3, lambda a, b, c: (a * c).sum().clamp(max=0), True),
+        (5, lambda a, b, c, d, e: (a * e).sum().clamp(max=0), True),
+        (5, lambda a, b, c, d, e: (b * d).sum().clamp(max=0), True),
+        (2, over, True),
+        (2, lambda a, b: over(b, a), True),
+        (3, lambda a, b, c: over(c, a), True),
+        (2, lambda a, b: a.norm() / b.norm() if a.norm() > 10 * b.norm() else 0, True),
+        (2, lambda a, b: a.norm() / b.norm(), True),
+        (3, lambda a, b, c: (a * c).sum(-1, keepdim=True).clamp(max=0), False),
+        (2, lambda a, b: (a.norm(dim=-1) - 10 * b.norm(dim=-1)).relu()[:, None], False),
+    ],
+)
+def test_backwards_are_asked_with_any_two_gradients_apart(n_made, share, is_of_all):
+    torch.manual_seed(0)
+    model = Several(shared(n_made, share)).double()
+    variation = autopipe.capture(model, (torch.randn(8, 4, dtype=torch.float64),)).variation
+    assert bool(variation.mixing.backward or variation.tail.ops) is is_of_all
