@@ -396,16 +396,17 @@ def is_torchs(loss_fn: Callable[..., Any] | None) -> bool:
 
 
 def drawn(batches: Iterable[Any]) -> list[Any]:
-    """All that an iterable gives, before any of it is used.
+    """All that an iterable gives, before any of it is used, in one mapping or list for all or in several.
 
-    Raises :class:`InputError` where a batch is no longer what it was once the last one came.
+    Raises :class:`InputError` where tensors of a batch are no longer what they were once the last one came.
     """
-    if isinstance(batches, Sequence):
+    if isinstance(batches, (list, tuple)):
         return [*batches]
     found, marks = [], []
     for batch in batches:
-        found.append(batch)
-        marks.append(_mark(batch))
+        is_mapping = isinstance(batch, Mapping)
+        found.append(dict(batch) if is_mapping else [*batch] if isinstance(batch, list) else batch)
+        marks.append(_mark(found[-1]))
     changed = next((i for i, batch in enumerate(found) if _mark(batch) != marks[i]), None)
     if changed is not None:
         raise InputError(
