@@ -123,7 +123,7 @@ class Checkpoints:
             and os.access(place, os.F_OK)
         ):
             _logger.warning(
-                "%s is there, and this run neither made it nor found it when it resumed: another run saves "
+                "%s is there, and this run neither made it nor found it when it went on: another run saves "
                 "in this folder, and each replaces what the other made; give every run a folder of its own",
                 path,
             )
@@ -247,6 +247,8 @@ class Checkpoints:
             self._agreement.check_alike(self._asked(objects, manner=f"strict={strict}"))
             self._load(path, objects, strict)
             self._engine.part_with_weights()
+            if self._engine.rank == 0 and os.access(path.parent, os.R_OK):
+                self._note_row(path.parent, with_save=path)
 
     def resume(self, root: pathlib.Path, objects: Mapping[str, Any]) -> int:
         """See :meth:`Runtime.resume`."""
@@ -272,8 +274,7 @@ class Checkpoints:
         with agreement.together("looking for the last checkpoint"):
             found: list[str] = []
             with agreement.agreed(root, "nothing was changed"):
-                found = [p.name for p in steps_in(root)]
-                self._engine.progress.saves.update(os.path.realpath(root / name) for name in found)
+                found = self._note_row(root)
                 if not found and (root.is_file() or (root / MANIFEST).is_file()):
                     raise InputError(
                         f"{root} is no row of saves, but a save itself: load() reads it; resume() "
@@ -281,6 +282,16 @@ class Checkpoints:
                     )
             names = agreement.as_first(agreement.exchange(SaveStatus(draft="/".join(found)))[0].draft)
         return names.split("/") if names else []
+
+    def _note_row(self, root: pathlib.Path, with_save: pathlib.Path | None = None) -> list[str]:
+        """The names of a row's whole saves, newest first; they are this run's, which goes on from one.
+
+        Nothing is noted where they are not ``with_save``, if one is given.
+        """
+        found = steps_in(root)
+        if with_save is None or with_save in found:
+            self._engine.progress.saves.update(map(os.path.realpath, found))
+        return [p.name for p in found]
 
     def _load(self, path: pathlib.Path, objects: Mapping[str, Any], strict: bool) -> None:
         """Check all of it on every rank; then take the training state, then the weights."""

@@ -216,6 +216,28 @@ def test_runs_that_save_in_one_row_are_told(tmp_path, caplog):
     assert "step-00000020 is there" in next(first)[-1]
 
 
+def test_a_run_that_loads_a_save_of_a_row_goes_on_in_that_row(tmp_path, caplog):
+    def made():
+        return runtime_of([nn.Linear(4, 4), nn.Linear(4, 4)])[1]
+
+    def save(runtime, *numbers):
+        caplog.clear()
+        for n in numbers:
+            runtime.engine.progress.n_steps = n
+            runtime.save(tmp_path / "row", keep_last=4)
+        return [r.getMessage() for r in caplog.records if "another run saves" in r.getMessage()]
+
+    first = made()
+    assert save(first, 1, 2, 3) == []
+    first.save(tmp_path / "alone")
+    again = made()
+    again.load(tmp_path / "row" / "step-00000001")
+    assert save(again, 1, 2) == []
+    other = made()
+    other.load(tmp_path / "alone")
+    assert len(save(other, 2)) == 1
+
+
 def test_a_row_begun_anew_keeps_what_it_just_saved(tmp_path, caplog):
     _, old = runtime_of([nn.Linear(4, 4), nn.Linear(4, 4)])
     old._engine.progress.n_steps = 100
