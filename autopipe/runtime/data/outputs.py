@@ -160,7 +160,7 @@ class Outputs:
                 name,
                 "their mean" if is_float else "the first one's",
             )
-        if not is_float:
+        if not is_float or not is_other:
             return leaf[0]
         told = [torch.tensor(x, dtype=torch.float64, device="cpu") for x in leaf]
         return float(weighted(told, _shares(weights, batch.rows)))

@@ -258,6 +258,20 @@ def test_numbers_that_a_model_logs_are_those_of_the_batch(kind: str, dtype: torc
         assert found == pytest.approx(expected, rel=5 * torch.finfo(dtype).eps, abs=1e-9)
 
 
+def test_a_number_that_is_every_microbatches_is_as_the_model_gives_it() -> None:
+    """The mean of seven rows' shares rounded it."""
+
+    class Scaled(Net):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), self.scale.item()
+
+    model = Scaled(lambda h: h)
+    model.scale = nn.Parameter(torch.tensor(0.1))
+    x = torch.randn(7, 3, 4)
+    runtime = split_by_layers(model, 2, (x,), n_microbatches=3).runtime()
+    assert runtime.forward(x)[1] == model(x)[1]
+
+
 @pytest.mark.parametrize("bend", [torch.exp, torch.sqrt])
 def test_what_bends_a_mean_is_no_mean(
     bend: Callable[[Tensor], Tensor], caplog: pytest.LogCaptureFixture
