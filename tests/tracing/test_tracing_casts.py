@@ -87,6 +87,7 @@ CALLED = [
     "collections.defaultdict(int)",
     "sorted(['2', '10'], key=int)",
     "[*map(float, '12')]",
+    "int.from_bytes(bytes(2), 'big')",
 ]
 
 
@@ -105,6 +106,17 @@ def test_a_script_may_have_casts_called_elsewhere(line, tmp_path, monkeypatch):
         torch.testing.assert_close(found(x), model(x))
     script.other()
     monkeypatch.delitem(sys.modules, "a_script")
+
+
+def test_what_is_called_elsewhere_may_not_ask_for_the_type_itself(tmp_path, monkeypatch):
+    """A ``key`` that asks which numbers are whole was answered by what stood for ``int``."""
+    line = "return max([1, 2.5, 3.0], key=lambda n: (type(n) is int, n))"
+    source = SCRIPT.format(line=line).replace("x[:, :kept], float(x.detach().mean())", "x * other()")
+    (tmp_path / "a_teller.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    model, x = importlib.import_module("a_teller").Model(), torch.randn(2, 10, 4)
+    monkeypatch.delitem(sys.modules, "a_teller")
+    torch.testing.assert_close(capture(model, (x,))(x), model(x))
 
 
 def test_a_number_of_groups_is_read_from_the_data_of_each_call():

@@ -82,6 +82,9 @@ def _following(original: type, at: Position, of_tensors: bool) -> Any:
         def __subclasscheck__(cls, other: type) -> bool:
             return issubclass(other, original)
 
+        def __getattr__(cls, name: str) -> Any:
+            return getattr(original, name)
+
     class Cast(metaclass=Standing):
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             if not at.is_recorded or len(args) != 1 or kwargs:
@@ -118,8 +121,9 @@ def _only_cast(file: str) -> bool:
         if isinstance(node, ast.Call):
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
             asked = node.args[1:] if name in ("isinstance", "issubclass") else ()
-            called = node.args[:1] if name in _CALLING else ()
-            kept = [node.func, *asked, *called, *(k.value for k in node.keywords if k.arg in _CALLED)]
+            kept = [node.func, *asked]
+            called = [*node.args[: name in _CALLING], *(k.value for k in node.keywords if k.arg in _CALLED)]
+            allowed.update(map(id, called))
         else:
             kept = [*filter(None, (getattr(node, "annotation", None), getattr(node, "returns", None)))]
         allowed.update(id(inner) for k in kept for inner in ast.walk(k))
