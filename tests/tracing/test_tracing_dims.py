@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from autopipe.graph import Dim
 from autopipe.tracing import capture
-from autopipe.tracing.sizes.dims import fit
+from autopipe.tracing.sizes.dims import Formulas, fit
 from autopipe.units import size_at
 
 B, H, W = Dim("batch", 2, (("x", 0),)), Dim("height", 32, (("x", 2),)), Dim("width", 32, (("x", 3),))
@@ -176,3 +176,12 @@ def test_what_is_asked_of_even_and_odd_sizes_is_known_of_either(side, joins):
     for at in ((16, 16), (17, 17), (16, 17), (33, 20), (64, 64)):
         x = torch.randn(3, 3, *at)
         torch.testing.assert_close(captured(x), model(x))
+
+
+def test_a_size_that_equals_a_number_is_whole():
+    """It was found as what had been kept of the number, 5.0, which is no size."""
+    formulas = Formulas((B,), ({"batch": 2}, {"batch": 3}))
+    assert type(formulas((5.0, 5.0))) is float
+    assert type(formulas((5, 5))) is int
+    assert type(formulas((True, True))) is bool
+    assert type(formulas((1, 1))) is int

@@ -186,15 +186,15 @@ class Formulas:
 
     def __call__(self, values: Sequence[int | float]) -> Size:
         """The formula that takes ``values`` at the points; the nearest product form where none is exact."""
-        key = tuple(values)
+        key = _key(values)
         if key not in self.memo:
-            self.memo[key] = fit(self.dims, self.points, key)
+            self.memo[key] = fit(self.dims, self.points, values)
         return self.memo[key]
 
     def prefer(self, values: Sequence[int | float], formula: Size) -> None:
         """Let ``values`` be those of a formula that takes them at the points, and all that are equal too."""
         if all(size_at(formula, p) == v for p, v in zip(self.points, values, strict=False)):
-            self.memo[tuple(values)] = formula
+            self.memo[_key(values)] = formula
 
     def with_more(self, values: Sequence[int | float], more: Sequence[tuple[Mapping[str, int], Any]]) -> Size:
         """The same, where ``more`` (point, value) are known that the formula is to take as well, if any does.
@@ -211,6 +211,11 @@ class Formulas:
         seen = [example, *first, *missed, *own]
         wider = fit(self.dims, [p for p, _ in seen], [v for _, v in seen])
         return wider if all(size_at(wider, p) == v for p, v in seen) else found
+
+
+def _key(values: Sequence[int | float]) -> tuple[Any, ...]:
+    """Numbers, and of which kinds they are: 5.0 is made of sizes otherwise than 5, which it equals."""
+    return *values, *map(type, values)
 
 
 def _is_alone(dim: Dim, point: Mapping[str, int], example: Mapping[str, int]) -> bool:
