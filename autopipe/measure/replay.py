@@ -100,15 +100,18 @@ class Replay:
         self.made_up: dict[str, Any] = {}
 
     @functools.cached_property
-    def unfed(self) -> frozenset[str]:
-        """Values that an op which is not run would have used: their gradient has to be made up."""
-        return frozenset(
+    def unfed(self) -> set[str]:
+        """Values that an op which is not run, or has failed, would have used: their gradient is made up."""
+        return {
             self.ran(p.name) for n in self.graph.nodes if n.name in self.skipped for p in n.all_input_nodes
-        )
+        }
 
     @functools.cached_property
     def _reaching(self) -> frozenset[str]:
-        """Executed values that the output depends on, with stand-ins in the place of what is not run."""
+        """Executed values that the output depends on, with stand-ins in the place of what is not run.
+
+        What they hang on through an op that has failed is none of them.
+        """
         found: set[str] = set()
         ahead = [self.output]
         while ahead:
@@ -116,7 +119,7 @@ class Replay:
                 name = self.ran(read.name)
                 if name not in found:
                     found.add(name)
-                    ahead.append(self.node(name))
+                    ahead += [self.node(name)] * (name not in self.failures)
         return frozenset(found)
 
     def cut_off(self, env: Mapping[str, Any]) -> list[Tensor]:
@@ -291,6 +294,9 @@ class Replay:
             names = {n.name for n in piece.nodes}
             self.failures.update(dict.fromkeys(sorted(names), reason))
             self.nodes = tuple(n for n in self.nodes if n.name not in names)
+            trained = (n for n in piece.nodes if self.ops.by_name[n.name].requires_grad)
+            self.unfed.update(self.ran(p.name) for n in trained for p in n.all_input_nodes)
+            self.__dict__.pop("_reaching", None)  # is of what has failed before
             if isinstance(error, torch.OutOfMemoryError):
                 accelerator.empty_cache(self.device)
             for node in piece.nodes:

@@ -407,6 +407,27 @@ class After(Fused):
         return self.last(self.norm(self.frozen(super().forward(x))))
 
 
+class Aligned(nn.Module):
+    """A loss that no device computes without data, behind layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 6))
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        frames, n = (torch.full((x.shape[0],), t.shape[1]) for t in (x, labels))
+        return F.ctc_loss(self.layers(x).log_softmax(-1).transpose(0, 1), labels, frames, n)
+
+
+def test_what_lies_ahead_of_an_op_that_cannot_run_has_its_backward() -> None:
+    """No gradient came out of it, so that nothing ahead of it had one on paper."""
+    table = estimate(captured(Aligned().train(), torch.ones(4, 12, 8), torch.ones(4, 3).long()), PLAIN)
+    assert any(note.startswith("ctc_loss: ") for note in table.notes)
+    assert table["layers_2"].backward_s > table["layers_2"].forward_s
+    assert all(table[op].backward_s for op in ("layers_0", "layers_1", "log_softmax"))
+    assert table["layers_0"].backward_input_s == 0
+
+
 def test_what_trains_no_matrix_leaves_nothing_to_w() -> None:
     table = estimate(captured(After().train(), torch.ones(4, 6, 8)), PLAIN)
 
