@@ -372,6 +372,23 @@ def test_what_cannot_run_without_data_is_told_by_the_plan(caplog):
     assert "could not run without data" in caplog.text
 
 
+class Logging(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        x = self.b(self.a(x))
+        return x, x.mean().item()
+
+
+def test_numbers_that_are_not_there_without_data_are_no_guesses(caplog):
+    with caplog.at_level(logging.WARNING):
+        plan = autopipe.plan(Logging(), 2, (torch.randn(8, 16),), costs="estimated", n_microbatches=1)
+    assert "uncounted" not in plan.settings
+    assert "without data" not in caplog.text
+
+
 @pytest.mark.parametrize("op", ["mix", 3, None, nn.Linear])
 def test_a_formula_is_for_an_operator(op):
     with pytest.raises(InputError):
