@@ -92,7 +92,7 @@ def test_tensors_of_a_message_share_one_until_they_are_large():
     assert torch.equal(found[1], sent[1])
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.filterwarnings("ignore:B?Complex(Half|32) support is experimental")
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if not str(d).startswith("torch.q")], ids=str)
 def test_every_dtype_is_bytes_on_the_wire(dtype):
     """Several in one message, and one that is large: what comes is what was sent, bit for bit."""
