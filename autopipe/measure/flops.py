@@ -171,12 +171,7 @@ def _addbmm(call: dict[str, Any], out: Any) -> int:
 
 
 def _product(call: dict[str, Any], out: Any) -> int:
-    a, b = call["self"], call["mat2"]
-    return 2 * int(a.numel()) * int(b.shape[-1])
-
-
-def _added(call: dict[str, Any], out: Any) -> int:
-    a, b = call["mat1"], call["mat2"]
+    a, b = call.get("mat1", call["self"]), call["mat2"]
     return 2 * int(a.numel()) * int(b.shape[-1])
 
 
@@ -243,7 +238,7 @@ _FORMULAS: dict[str, Callable[[dict[str, Any], Any], int]] = {
     "aten::vdot": _vectors,
     "aten::addbmm": _addbmm,
     "aten::_int_mm": _product,
-    "aten::_addmm_activation": _added,
+    "aten::_addmm_activation": _product,
     "aten::mkldnn_rnn_layer": _recurrent,
     "aten::mkldnn_rnn_layer_backward": _twice(_recurrent),
     "aten::_cudnn_rnn": _recurrent,

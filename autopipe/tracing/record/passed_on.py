@@ -11,21 +11,18 @@ from collections.abc import Collection, Sequence
 
 __all__ = ["PassedOn"]
 
-_LENGTH = len
-"""Python's own: while a model is recorded its code has another under this name."""
-
 
 class PassedOn:
     """Notes who changes how much there is in ``holders`` in a run: leaves by path, open code as ""."""
 
     def __init__(self, holders: Sequence[Collection[object]] = ()) -> None:
         self._holders = holders
-        self._first = self._now = [*map(_LENGTH, holders)]
+        self._first = self._now = [*map(len, holders)]
         self._changed: defaultdict[int, dict[str, None]] = defaultdict(dict)
 
     def note(self, path: str) -> bool:
         """Whether anything has changed since the last question, by who is at ``path``."""
-        before, self._now = self._now, [*map(_LENGTH, self._holders)]
+        before, self._now = self._now, [*map(len, self._holders)]
         if before == self._now:
             return False
         for place, (then, now) in enumerate(zip(before, self._now, strict=True)):
