@@ -8,7 +8,7 @@ layer          rooms                                                       torch
 =============  ==========================================================  ========
 base           errors, arguments, files, schema, formula, units, shown     no torch
 data           graph, costs, hardware, schedule, presets, plans            no torch
-device         torch_private, accelerator                                  torch
+device         torch_private, accelerator, host_link                       torch
 tracing        tracing                                                     torch
 measure        measure                                                     torch
 predict        memory, simulator                                           no torch

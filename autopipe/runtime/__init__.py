@@ -32,7 +32,7 @@ Where a change goes:
 - what ranks must agree on before a step: ``execute.step_agreement``; what they tell one another:
   ``wire.control_messages``
 - what crosses between stages: ``wire.boundary``, ``wire.channel``; over what it goes: ``wire.group``,
-  ``wire.socket_link``
+  ``wire.host_links``
 - how a lost rank is noticed: ``wire.failure``, ``wire.lost_ranks``
 - what is summed over ranks: ``reduce.ties``, ``reduce.data_parallel``
 - what a save holds: ``checkpoint.training_state``; files that can be loaded: ``checkpoint.loading``

@@ -35,7 +35,7 @@ PLACES = {
     "making the runtime": ("autopipe.runtime.runtime", "Engine", 1),
     "first sign to the others": ("autopipe.runtime.wire.peers", "roll_call", 1),
     "making links": ("autopipe.runtime.wire.peers", "connect", 1),
-    "in the middle of links": ("autopipe.runtime.wire.socket_link", "_knock", 1),
+    "in the middle of links": ("autopipe.runtime.wire.host_links", "_knock", 1),
     "making communicators": ("autopipe.runtime.wire.peers", "make_group", 1),
     "after the links": ("autopipe.runtime.engine", "find_ties", 1),
     "loader": ("benchmarks.kept.work:Loader", "draw", 3),

@@ -143,8 +143,9 @@ class Announcement:
     """What a message holds: the form of each tensor; and the frame.
 
     For gradients ``present`` says which of the edge's differentiable tensors got one. ``is_bare``: on the
-    wire are its tensors as they are. ``is_direct``: all of it is carried by a link where ranks have one;
-    ``is_by_group``: none of it ever is.
+    wire are its tensors as they are. ``most_bytes`` and ``least_bytes`` are of the largest and the smallest
+    that a link between a host's processes could carry; infinite where one, or every one, lies elsewhere.
+    ``is_small``: all are for its socket.
     """
 
     tensors: tuple[Form, ...]
@@ -172,8 +173,9 @@ class Announcement:
             "alone": alone,
             "is_bare": not packed and 0 not in sizes and not any(form.order for form in self.tensors),
             "on_wire": on_wire,
-            "is_direct": all(form.is_cpu and form.n_bytes < DIRECT_BYTES for form in on_wire),
-            "is_by_group": not any(form.is_cpu and form.n_bytes < DIRECT_BYTES for form in on_wire),
+            "most_bytes": max((f.n_bytes if f.is_cpu else math.inf for f in on_wire), default=0),
+            "least_bytes": min((f.n_bytes for f in on_wire if f.is_cpu), default=math.inf),
+            "is_small": all(f.is_cpu and f.n_bytes < DIRECT_BYTES for f in on_wire),
             "packed": tuple((i, a, a + sizes[i]) for i, a in zip(packed, starts, strict=False)),
             "pack": pack,
         }
@@ -183,8 +185,9 @@ class Announcement:
     n_bytes: int = dataclasses.field(default=0, init=False, compare=False)
     flags: tuple[bool, ...] = dataclasses.field(default=(), init=False, compare=False)
     is_bare: bool = dataclasses.field(default=False, init=False, compare=False)
-    is_direct: bool = dataclasses.field(default=False, init=False, compare=False)
-    is_by_group: bool = dataclasses.field(default=False, init=False, compare=False)
+    most_bytes: float = dataclasses.field(default=0, init=False, compare=False)
+    least_bytes: float = dataclasses.field(default=math.inf, init=False, compare=False)
+    is_small: bool = dataclasses.field(default=False, init=False, compare=False)
     alone: tuple[int, ...] = dataclasses.field(default=(), init=False, compare=False)
     packed: tuple[tuple[int, int, int], ...] = dataclasses.field(default=(), init=False, compare=False)
     pack: Form = dataclasses.field(default=NOTHING, init=False, compare=False)
@@ -217,7 +220,7 @@ class Announcement:
         Without memory, unless it is small: ``torch.empty_like`` alone, which is faster, makes such ones.
         """
         if len(self.known_molds) != len(self.on_wire):
-            molds = [(form.empty if self.is_direct else form.mold)(device) for form in self.on_wire]
+            molds = [(form.empty if self.is_small else form.mold)(device) for form in self.on_wire]
             object.__setattr__(self, "known_molds", molds)
         return self.known_molds
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ... import accelerator
 from ...errors import StepError
+from ...host_link import SENT
 from .announcement import LIKE, Announced, Announcement, Form, oddity, plain
 from .boundary import Book, Edge
 from .peers import Peers
-from .socket_link import SENT
 
 __all__ = ["Channel", "Gradients", "Values"]
 
@@ -86,7 +86,7 @@ class _Way:
         """Start sending a message as it was announced."""
         laid = list(map(plain, tensors)) if known.is_bare else known.to_wire(tensors)
         link = self._link
-        if link is None or not known.is_direct:
+        if link is None or known.most_bytes >= link.below_bytes:
             self._channel.send(laid, self.peer)
             return
         for tensor in laid:
@@ -99,7 +99,9 @@ class _Way:
         thread is taken off its core meanwhile, the rank stands still for as long.
         """
         known = self._book.settled.get(self._channel.signatures[m])
-        if known is not None and known.is_by_group and known.n_bytes <= AHEAD_BYTES:
+        link = self._link
+        is_by_group = known is not None and (link is None or known.least_bytes >= link.below_bytes)
+        if known is not None and is_by_group and known.n_bytes <= AHEAD_BYTES:
             self._receive(m, known)
 
     def recv(self, m: int) -> None:
@@ -111,11 +113,11 @@ class _Way:
         channel, link = self._channel, self._link
         molds = announced.known_molds or announced.molds(channel.device)
         under_way: Any = 0
-        if link is None or not announced.is_direct:
+        if link is None or announced.most_bytes >= link.below_bytes:
             buffers = list(map(LIKE, molds))
             under_way = [channel.groups[buffer.is_cpu].recv(buffer, self.peer) for buffer in buffers]
         else:
-            buffers = list(map(torch.empty_like, molds))
+            buffers = list(map(torch.empty_like if announced.is_small else LIKE, molds))
             for buffer in buffers:
                 under_way = link.expect(buffer)
         self._arriving[m] = announced, buffers, under_way
@@ -123,7 +125,7 @@ class _Way:
     def _wait(self, m: int) -> tuple[Announcement, list[Tensor]]:
         channel, link = self._channel, self._link
         announced, buffers, under_way = self._arriving.pop(m)
-        if link is None or not announced.is_direct:
+        if link is None or announced.most_bytes >= link.below_bytes:
             for work, buffer in zip(under_way, buffers, strict=True):
                 channel.groups[buffer.is_cpu].wait(work)
         else:

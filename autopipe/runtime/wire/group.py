@@ -19,9 +19,8 @@ from torch.distributed import ReduceOp
 
 from ... import accelerator
 from ...errors import InputError
-from ...hardware import DIRECT_BYTES
+from ...host_link import Link
 from ...torch_private import backend_plugin, plugin_options
-from .socket_link import Link
 
 __all__ = ["FOREVER", "Group", "HostGroup", "StagedGroup", "break_group", "make_group"]
 
@@ -33,7 +32,8 @@ class Group(Protocol):
     """Messages among ``ranks`` (numbers within the pipeline), of contiguous tensors.
 
     What ``send`` and ``recv`` return is under way; ``wait`` lets what follows use it: the host waits, or on
-    an accelerator its stream. Small tensors of the host's may go by the ``link`` to a peer instead, if any.
+    an accelerator its stream. Tensors of the host's may go by the ``link`` to a peer instead, if it carries
+    as many bytes.
     """
 
     ranks: tuple[int, ...]
@@ -74,7 +74,7 @@ def make_group(
 
 
 class HostGroup:
-    """Tensors on the CPU over gloo; small ones over ``links`` where there are any. Waits are the host's."""
+    """Tensors on the CPU over gloo; but for what ``links`` carry. Waits are the host's."""
 
     def __init__(
         self,
@@ -91,19 +91,21 @@ class HostGroup:
         self._backend: Any = dist.ProcessGroupGloo(store, self._me, len(self.ranks), limit)
 
     def link(self, peer: int) -> Link | None:
-        """What small tensors go to and come from rank ``peer`` by; None where that is gloo as for others."""
+        """What goes to and comes from rank ``peer`` by shared memory; None where all of it is gloo's."""
         return self._links.get(peer)
 
     def send(self, tensor: Tensor, peer: int) -> Any:
         """Start sending to rank ``peer``."""
-        if tensor.nbytes < DIRECT_BYTES and peer in self._links:
-            return self._links[peer].send(tensor)
+        link = self._links.get(peer)
+        if link is not None and tensor.nbytes < link.below_bytes:
+            return link.send(tensor)
         return self._backend.send([tensor], self.ranks.index(peer), 0)
 
     def recv(self, tensor: Tensor, peer: int) -> Any:
         """Start receiving from rank ``peer``."""
-        if tensor.nbytes < DIRECT_BYTES and peer in self._links:
-            return self._links[peer].recv(tensor)
+        link = self._links.get(peer)
+        if link is not None and tensor.nbytes < link.below_bytes:
+            return link.recv(tensor)
         return self._backend.recv([tensor], self.ranks.index(peer), 0)
 
     def wait(self, work: Any) -> None:

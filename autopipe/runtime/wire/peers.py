@@ -24,17 +24,18 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ... import accelerator
 from ...errors import AutopipeError, InputError, PlanError, StepError
+from ...host_link import Link
 from ...torch_private import default_store
 from .board import Board, StoreGone
 from .control_messages import ControlMessages
 from .ended import ended
 from .failure import Watch, first_difference, roll_call
 from .group import FOREVER, Group, HostGroup, break_group, make_group
+from .host_links import connect
 from .lost_ranks import corner, end_of_a_replica, loss_in, tells_of_a_loss
 from .position import OUTSIDE, Patience, Position
 from .refused import refusal, say_refused
 from .side_thread import in_side_thread
-from .socket_link import Link, connect
 
 __all__ = ["STOPS", "Peers", "joining", "pipeline_ranks"]
 

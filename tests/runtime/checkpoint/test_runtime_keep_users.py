@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from autopipe.errors import AutopipeError
 from autopipe.runtime import Runtime
 from autopipe.runtime.wire.board import Board
+from autopipe.runtime.wire.host_links import connect
 from autopipe.runtime.wire.job_key import job_key
-from autopipe.runtime.wire.socket_link import connect
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 NOBODY = 65534
