@@ -32,11 +32,22 @@ from .schema import (
 
 __all__ = ["DIRECT_BYTES", "Cluster", "Device", "Link"]
 
-VERSION = 4
+VERSION = 5
 MOST_RANKS = 2**20
 _LONGEST_S, _SLOWEST, _FASTEST = 1e9, 1e-24, 1e24
 DIRECT_BYTES = 1 << 15
 """Messages below this size go past the communicator where two ranks can reach one another directly."""
+
+
+_LINK_SECONDS = (
+    "direct_s",
+    "direct_host_s",
+    "direct_s_per_byte",
+    "direct_host_s_per_byte",
+    "latency_s",
+    "host_s",
+    "host_s_per_byte",
+)
 
 
 def _take(of: Any, name: str, value: Any) -> None:
@@ -49,8 +60,9 @@ class Link:
     """A connection from one rank to another: a transfer takes ``latency_s + bytes / bandwidth_bytes_s``.
 
     ``host_s`` and ``host_s_per_byte`` are of a host's core that a transfer keeps busy at each end, if any: of
-    each message, and of each byte beside that. Where messages below :data:`DIRECT_BYTES` go directly, past
-    the communicator, ``direct_s`` is what one takes, and ``direct_host_s`` its part of a core at each end.
+    each message, and of each byte beside that. Where messages below ``direct_below_bytes`` go directly, past
+    the communicator, ``direct_s`` is what one takes and ``direct_host_s`` its part of a core at each end,
+    beside ``direct_s_per_byte`` and ``direct_host_s_per_byte``.
     """
 
     latency_s: Seconds = 0.0
@@ -60,10 +72,14 @@ class Link:
     host_s_per_byte: Seconds = 0.0
     direct_s: Seconds = 0.0
     direct_host_s: Seconds = 0.0
+    direct_s_per_byte: Seconds = 0.0
+    direct_host_s_per_byte: Seconds = 0.0
+    direct_below_bytes: Bytes = DIRECT_BYTES
 
     def __post_init__(self) -> None:
-        for name in ("direct_s", "direct_host_s", "latency_s", "host_s", "host_s_per_byte"):
+        for name in _LINK_SECONDS:
             _take(self, name, number(name, getattr(self, name), unit="seconds", most=_LONGEST_S))
+        whole("direct_below_bytes", self.direct_below_bytes, 0)
         rate = number("bandwidth_bytes_s", self.bandwidth_bytes_s, _SLOWEST, unit="bytes per second")
         _take(self, "bandwidth_bytes_s", rate)
         text("source", self.source)
@@ -75,7 +91,7 @@ class Link:
     def parts(self, n_bytes: float) -> tuple[float, float]:
         """Seconds that ``n_bytes`` hold the link, and those until they are there beside that."""
         if self._is_direct(n_bytes):
-            return 0.0, self.direct_s
+            return 0.0, self.direct_s + n_bytes * self.direct_s_per_byte
         return (n_bytes / self.bandwidth_bytes_s, self.latency_s) if n_bytes else (0.0, 0.0)
 
     @property
@@ -84,12 +100,12 @@ class Link:
         return dataclasses.replace(self, source="")
 
     def _is_direct(self, n_bytes: float) -> bool:
-        return 0 < n_bytes < DIRECT_BYTES and self.direct_s > 0
+        return 0 < n_bytes < self.direct_below_bytes and self.direct_s > 0
 
     def working_s(self, n_bytes: float) -> float:
         """Seconds that a core is busy with ``n_bytes`` at each end; 0 for nothing."""
         if self._is_direct(n_bytes):
-            return self.direct_host_s
+            return self.direct_host_s + n_bytes * self.direct_host_s_per_byte
         return self.host_s + n_bytes * self.host_s_per_byte if n_bytes else 0.0
 
     def all_reduce_s(self, n_bytes: float, n_ranks: int) -> float:
@@ -128,6 +144,8 @@ class Device:
     launches_ahead: kernels are queued while earlier ones run, so that the longer of launching and working
         counts; False where the host does both in turn.
     host_bandwidth_bytes_s: each way between its memory and the host's; 0 where it is not known.
+    action_s: what its rank has to do between two actions, messages apart.
+    step_s: what it has to do beside a step's actions, the binding of a batch apart.
     """
 
     name: Name = "device"
@@ -141,6 +159,8 @@ class Device:
     reserved_bytes: Bytes = 0
     launches_ahead: bool = False
     host_bandwidth_bytes_s: Rate = 0.0
+    action_s: Seconds = 0.0
+    step_s: Seconds = 0.0
 
     def __post_init__(self) -> None:
         if self.memory_bytes is not None:
@@ -156,7 +176,8 @@ class Device:
         _take(self, "flops_s", told)
         for name in ("bandwidth_bytes_s", "host_bandwidth_bytes_s"):
             _take(self, name, number(name, getattr(self, name), most=_FASTEST, unit="bytes per second"))
-        _take(self, "launch_s", number("launch_s", self.launch_s, unit="seconds", most=_LONGEST_S))
+        for name in ("launch_s", "action_s", "step_s"):
+            _take(self, name, number(name, getattr(self, name), unit="seconds", most=_LONGEST_S))
         _take(self, "speed", number("speed", self.speed, _SLOWEST, _FASTEST))
 
     @property
@@ -397,6 +418,9 @@ class _LinkFile:
     host_s_per_byte: Seconds
     direct_s: Seconds
     direct_host_s: Seconds
+    direct_s_per_byte: Seconds
+    direct_host_s_per_byte: Seconds
+    direct_below_bytes: Bytes
 
     @property
     def link(self) -> Link:

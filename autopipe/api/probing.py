@@ -6,9 +6,9 @@ Costs are measured with nothing between a stage's passes. In a pipeline a stage'
 other microbatches and the threads that carry them, and ranks wait where any is late, so a step takes some
 percent longer than its parts say, by how much depending on the machine; more where ranks outnumber the cores
 and one takes another's place, caches and all. Ranks find out together: a small pipeline is trained in turns
-with its own stages alone, as many ranks at once as there are cores for, and what a step took is held against
-what those stages would make of it. Model and sizes are fixed, so nothing is fitted to what is planned
-later.
+with its own stages alone, as many ranks at once as there are cores for. What a rank did between actions, and
+beside them all, is as long whatever the actions are; what else a step took is held against what those stages
+would make of it. Model and sizes are fixed, so nothing is fitted to what is planned later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,12 +33,12 @@ from torch.nn import functional as F
 from .. import measure
 from ..arguments import whole
 from ..errors import CostError
-from ..hardware import Cluster
+from ..hardware import Cluster, Device
 from ..measure.probe import MOST_RANKS, among, job_group
 from ..measure.samples import typical
 from ..plans import Plan
 from ..runtime import Runtime
-from ..simulator import simulate
+from ..simulator import Report, simulate
 from .agree import make_alike, one_call
 from .verbs import split
 
@@ -61,8 +61,9 @@ def probe(n_ranks: int = 2) -> Cluster:
     """The cluster of the job's ranks: links as :func:`autopipe.measure.probe` finds them, and its pace.
 
     Ranks that compute on the host's cores work more slowly in a pipeline than where costs are measured. The
-    ``speed`` of their devices is that ratio, found by training a small pipeline for some fifteen seconds; it
-    is 1 on accelerators. Ranks that outnumber the cores take turns, which ``cores`` tells and not ``speed``.
+    ``speed`` of their devices is that ratio, found by training a small pipeline for some fifteen seconds, and
+    so are ``action_s`` and ``step_s``; on accelerators it is 1 and they are 0. Ranks that outnumber the cores
+    take turns, which ``cores`` tells and not ``speed``.
 
     In a job started by ``torchrun`` every rank calls it and gets the same cluster; elsewhere it starts
     ``n_ranks`` processes on this machine. Raises :class:`CostError` when one of them fails.
@@ -99,10 +100,9 @@ def _rehearsed(cluster: Cluster) -> Cluster:
     if not cluster.cores or cluster.n_ranks < 2:
         return cluster
     with torch.random.fork_rng(devices=[]):
-        speed = _speed(cluster)
+        found = _trained(cluster)
     gc.collect()  # all ranks leave the small pipeline now, and not one of them in a step of another
-    devices = tuple(dataclasses.replace(d, speed=d.speed * speed) for d in cluster.devices)
-    return dataclasses.replace(cluster, devices=devices)
+    return found
 
 
 class _Block(nn.Module):
@@ -134,10 +134,11 @@ class _Model(nn.Module):
         return x.square().mean()
 
 
-def _speed(cluster: Cluster) -> float:
-    """What a step's parts say it takes over what it took, each typically in some turns; at most 1.
+def _trained(cluster: Cluster) -> Cluster:
+    """The cluster with what its ranks do between actions and beside them, and with their speed.
 
-    Not of each turn: the machine's pace is another in its two halves.
+    That is what a step's parts say it takes over what it took, each typically in some turns; at most 1. Not
+    of each turn: the machine's pace is another in its two halves.
     """
     torch.manual_seed(0)
     n = cluster.n_ranks
@@ -151,14 +152,35 @@ def _speed(cluster: Cluster) -> float:
     optimizer = torch.optim.SGD(runtime.parameters(), lr=0.0, momentum=0.9)
     for _ in range(_WARM):
         _stepped_s(runtime, optimizer, batch)
-    told: list[float] = []
+    alone: list[list[tuple[float, float]]] = []
     took: list[float] = []
     start_s = time.perf_counter()
     while not took or (len(took) < _TURNS and _slowest(time.perf_counter() - start_s) < _MOST_S):
-        alone = _alone_s(part, batch[:_ROWS], cluster)
+        alone.append(_alone_s(part, batch[:_ROWS], cluster))
         took.append(_stepped_s(runtime, optimizer, batch))
-        told.append(_predicted_s(pipe.plan, alone))
-    return min(1.0, typical(told) / typical(took))
+    cluster = _beside_actions(cluster, runtime.report())
+    told = [_predicted_s(pipe.plan, cluster, seconds) for seconds in alone]
+    speed = min(1.0, typical(told) / typical(took))
+    return _each(cluster, lambda device: dataclasses.replace(device, speed=device.speed * speed))
+
+
+def _each(cluster: Cluster, changed: Callable[[Device], Device]) -> Cluster:
+    return dataclasses.replace(cluster, devices=tuple(map(changed, cluster.devices)))
+
+
+def _beside_actions(cluster: Cluster, report: Report) -> Cluster:
+    """The cluster with what a typical rank did between two actions, messages apart, and beside them all."""
+    plan, n_actions = report.plan, [0] * report.plan.n_ranks
+    worked_s = [0.0] * report.plan.n_ranks
+    for rank, *_ in report.events:
+        n_actions[rank] += 1
+    for sent in report.messages:
+        here, there = plan.placement[sent.source], plan.placement[sent.destination]
+        worked_s[here] += plan.cluster.link(here, there).working_s(sent.n_bytes)
+    ranks = zip(report.between_actions_s, worked_s, n_actions, strict=True)
+    action_s = max(0.0, statistics.median(between - worked / n for between, worked, n in ranks))
+    step_s = min(report.beside_actions_s)
+    return _each(cluster, lambda device: dataclasses.replace(device, action_s=action_s, step_s=step_s))
 
 
 def _alone_s(part: nn.Module, x: Tensor, cluster: Cluster) -> list[tuple[float, float]]:
@@ -209,13 +231,13 @@ def _stepped_s(runtime: Runtime, optimizer: torch.optim.Optimizer, batch: Tensor
     return stepped_s
 
 
-def _predicted_s(plan: Plan, alone: Sequence[tuple[float, float]]) -> float:
+def _predicted_s(plan: Plan, cluster: Cluster, alone: Sequence[tuple[float, float]]) -> float:
     """A step of stages that take so long for their forward and backward, without an optimizer's."""
     stages = tuple(
         dataclasses.replace(s, forward_s=forward_s, backward_s=backward_s)
         for s, (forward_s, backward_s) in zip(plan.stages, alone, strict=True)
     )
-    return simulate(dataclasses.replace(plan, stages=stages)).before_optimizer_s
+    return simulate(dataclasses.replace(plan, stages=stages, cluster=cluster)).before_optimizer_s
 
 
 def _slowest(seconds: float) -> float:

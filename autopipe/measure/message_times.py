@@ -5,8 +5,8 @@ Which ranks are measured, and what becomes of the figures, is left to ``probe``.
 Both ranks compute and pass tokens on. With one token in all, who waits for it has nothing else to do, as a
 rank in a bubble; a token carries the time it was sent at, and the mean of both ways does without a common
 clock. With two tokens each nobody waits; the process's CPU time beside that of its work is then what a
-message sent and one received take. Small tokens go the way that small messages of a pipeline go between
-ranks of a host: over a Unix socket, in one system call at each end.
+message sent and one received take. Tokens go both ways that messages of a pipeline go: by the communicator,
+and between ranks of a host past it, by a link of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import CostError
+from ..host_link import Link
 
 __all__ = ["Exchange", "exchange"]
 
@@ -44,7 +45,7 @@ _TOUCHED = 1 << 23
 class Exchange:
     """Seconds of a message: on its way, each byte of it; a core's at each end, for each byte.
 
-    ``direct_s`` and ``direct_host_s`` are of a small one that goes past the communicator, 0 where none can.
+    What begins with ``direct`` is of those below ``direct_below_bytes``, which go past the communicator.
     """
 
     latency_s: float
@@ -52,16 +53,19 @@ class Exchange:
     host_s: float
     host_s_per_byte: float
     direct_s: float = 0.0
+    direct_s_per_byte: float = 0.0
     direct_host_s: float = 0.0
+    direct_host_s_per_byte: float = 0.0
+    direct_below_bytes: int = 0
 
 
 def exchange(peer: int) -> Exchange:
     """Of messages with another rank of the default group, which calls it at the same time. In two seconds."""
     work, leads = _work(), dist.get_rank() < peer
-    with _connected(peer, leads) as connection:
-        direct = None if connection is None else _Direct(connection)
+    with _connected(peer, leads) as link:
         kinds: list[tuple[_Carrier, int]] = [(_Group(peer), _SMALL), (_Group(peer), _LARGE)]
-        kinds += [(direct, _TINY)] if direct is not None else []
+        if link is not None:
+            kinds += [(link, size) for size in (_TINY, _LARGE) if size < link.below_bytes]
         ways: list[list[float]] = [[] for _ in kinds]
         beside: list[list[float]] = [[] for _ in kinds]
         for _ in range(_ROUNDS):
@@ -73,20 +77,19 @@ def exchange(peer: int) -> Exchange:
     # others on the machine make ways longer, never shorter
     mine = [statistics.quantiles(found, n=4)[0] for found in ways]
     both = [(a + b) / 2 for a, b in zip(mine, _swapped(mine, peer), strict=True)]
-    latency_s, per_byte = _line(*both[:2])
-    # a turn sends a message and receives one
-    working = [statistics.median(found) / 2 for found in beside]
-    host_s, host_per_byte = _line(*working[:2])
-    if direct is None:
-        return Exchange(latency_s, per_byte, host_s, host_per_byte)
-    # what is left beside nearly nothing may be less than that
-    return Exchange(
-        latency_s=latency_s,
-        s_per_byte=per_byte,
-        host_s=host_s,
-        host_s_per_byte=host_per_byte,
-        direct_s=both[2],
-        direct_host_s=max(0.0, working[2]),
+    # a turn sends a message and receives one; what is left beside nearly nothing may be less than that
+    working = [max(0.0, statistics.median(found) / 2) for found in beside]
+    found = Exchange(*_line(both[:2], _SMALL), *_line(working[:2], _SMALL))
+    if link is None:
+        return found
+    ways_s, works_s = _line(both[2:], _TINY), _line(working[2:], _TINY)
+    return dataclasses.replace(
+        found,
+        direct_s=ways_s[0],
+        direct_s_per_byte=ways_s[1],
+        direct_host_s=works_s[0],
+        direct_host_s_per_byte=works_s[1],
+        direct_below_bytes=link.below_bytes,
     )
 
 
@@ -110,37 +113,9 @@ class _Group:
         return dist.irecv(token, self._peer)
 
 
-class _Direct:
-    """A socket: a message has left once it is sent, and is read when it is waited for."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-
-    def send(self, token: Tensor) -> Any:
-        self._connection.sendall(token.numpy().data)
-        return _Done()
-
-    def recv(self, token: Tensor) -> Any:
-        return _Coming(self._connection, token)
-
-
-class _Done:
-    def wait(self) -> None: ...
-
-
-class _Coming:
-    def __init__(self, connection: socket.socket, token: Tensor) -> None:
-        self._connection, self._token = connection, token
-
-    def wait(self) -> None:
-        memory = memoryview(self._token.numpy().data).cast("B")
-        if self._connection.recv_into(memory, len(memory), socket.MSG_WAITALL) < len(memory):
-            raise CostError("the rank that messages are measured with is gone; see its log")
-
-
 @contextlib.contextmanager
-def _connected(peer: int, leads: bool) -> Iterator[socket.socket | None]:
-    """A Unix socket to the other rank; None on both where they can have none: two hosts, another system."""
+def _connected(peer: int, leads: bool) -> Iterator[Link | None]:
+    """A link to the other rank; None on both where they can have none: two hosts, another system."""
     with contextlib.ExitStack() as held:
         mine: socket.socket | None = None
         if hasattr(socket, "AF_UNIX"):
@@ -156,16 +131,26 @@ def _connected(peer: int, leads: bool) -> Iterator[socket.socket | None]:
         try:
             if mine is not None and not leads:
                 mine.connect(told)
-                mine.settimeout(None)
         except OSError:
             is_there = False
         if not leads:
             _swapped([float(is_there)], peer)
-            yield mine if is_there else None
+            yield _agreed(mine) if is_there and mine is not None else None
         elif _swapped([0.0], peer)[0] and mine is not None:
-            yield held.enter_context(mine.accept()[0])
+            yield _agreed(held.enter_context(mine.accept()[0]))
         else:
             yield None
+
+
+def _agreed(connection: socket.socket) -> Link:
+    """A link over a connection, whose other end makes one too."""
+    connection.settimeout(None)
+    link = Link(connection)
+    if not link.agree(_CONNECTS_S):
+        raise CostError(
+            "the rank that messages are measured with has connected and says nothing; see its log"
+        )
+    return link
 
 
 def _said(text: str, peer: int) -> str:
@@ -234,10 +219,11 @@ def _swapped(mine: list[float], peer: int) -> list[float]:
     return [float(x) for x in theirs]
 
 
-def _line(small_s: float, large_s: float) -> tuple[float, float]:
-    """Through the seconds at both sizes: at none, and for each byte."""
-    slope = max(0.0, large_s - small_s) / (_LARGE - _SMALL)
-    return max(0.0, small_s - slope * _SMALL), slope
+def _line(seconds: Sequence[float], small: int) -> tuple[float, float]:
+    """Through the seconds at a small size and the large one, if it is there: of none, and of each byte."""
+    small_s, large_s = seconds[0], seconds[-1]
+    slope = max(0.0, large_s - small_s) / (_LARGE - small)
+    return max(0.0, small_s - slope * small), slope
 
 
 def _work() -> Callable[[], object]:

@@ -51,7 +51,7 @@ def probe(n_ranks: int = 2) -> Cluster:
     (medians of 7 round trips, one pair at a time); of an accelerator also the copies to and from the host's
     memory. Over NCCL where every rank has a GPU of its own, else
     gloo; there both ranks compute meanwhile, as in a pipeline, where messages take longer and take from it,
-    and small messages between ranks of a host go as a pipeline's do, over a socket of their own.
+    and messages between ranks of a host go as a pipeline's do, past the communicator.
     Takes under a second per pair, and two more for the first of each pair of hosts.
 
     Raises :class:`CostError` when the processes it starts fail.
@@ -160,13 +160,10 @@ def _at_work(link: Link, like: Link) -> Link:
     if not like.host_s:
         return link
     return dataclasses.replace(
-        link,
+        like,
+        source=link.source,
         latency_s=max(link.latency_s, like.latency_s),
         bandwidth_bytes_s=min(link.bandwidth_bytes_s, like.bandwidth_bytes_s),
-        host_s=like.host_s,
-        host_s_per_byte=like.host_s_per_byte,
-        direct_s=like.direct_s,
-        direct_host_s=like.direct_host_s,
     )
 
 
@@ -192,6 +189,9 @@ def _pair(a: int, b: int, me: int, device: torch.device, *, works: bool) -> Link
         # what goes past the communicator is no slower than what it carries
         direct_s=min(found.direct_s, latency_s),
         direct_host_s=min(found.direct_host_s, found.host_s),
+        direct_s_per_byte=found.direct_s_per_byte,
+        direct_host_s_per_byte=found.direct_host_s_per_byte,
+        direct_below_bytes=found.direct_below_bytes,
     )
 
 
@@ -216,15 +216,9 @@ def _typical(links: Mapping[tuple[int, int], Link], hosts: tuple[int, ...], same
     chosen = [link for (a, b), link in links.items() if (hosts[a] == hosts[b]) is same]
     if not chosen:
         return Link()
-    return Link(
-        latency_s=statistics.median(x.latency_s for x in chosen),
-        bandwidth_bytes_s=statistics.median(x.bandwidth_bytes_s for x in chosen),
-        source=f"median of {len(chosen)} probed",
-        host_s=statistics.median(x.host_s for x in chosen),
-        host_s_per_byte=statistics.median(x.host_s_per_byte for x in chosen),
-        direct_s=statistics.median(x.direct_s for x in chosen),
-        direct_host_s=statistics.median(x.direct_host_s for x in chosen),
-    )
+    figures = [f.name for f in dataclasses.fields(Link) if f.name != "source"]
+    medians: dict[str, Any] = {n: statistics.median_low(getattr(x, n) for x in chosen) for n in figures}
+    return Link(source=f"median of {len(chosen)} probed", **medians)
 
 
 def _memory(device: torch.device) -> int | None:

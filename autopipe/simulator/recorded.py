@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -38,6 +38,18 @@ class Ran(msgspec.Struct, frozen=True):
     def order(self) -> list[Action]:
         """What was done, one after another."""
         return [action for action, _, _ in self.actions]
+
+    @property
+    def span_s(self) -> float:
+        """From the start of the first action, or wait for its message, to the end of the last or its send."""
+        marks = [*self.actions, *self.sent, *self.awaited]
+        return max(end for _, _, end in marks) - min(start for _, start, _ in marks) if marks else 0.0
+
+    @property
+    def between_s(self) -> float:
+        """Seconds between actions that are no wait for a message, for each action."""
+        taken_s = sum(end - start for _, start, end in [*self.actions, *self.awaited])
+        return (self.span_s - taken_s) / max(1, len(self.actions))
 
     @classmethod
     def of(cls, origin_s: float, length_s: float, marks: Sequence[tuple[Any, float, float]]) -> Ran:
@@ -95,10 +107,17 @@ def make_report(plan: Plan, ranks: Sequence[Recorded]) -> Report:
         in_turn=in_turn,
         peak_bytes=() if in_turn or None in peaks else tuple(p for p in peaks if p is not None),
         messages=_messages(plan, sent, awaited, {m: n for record in ranks for m, n in record.message_bytes}),
+        between_actions_s=_medians(ranks, lambda ran: ran.between_s),
+        beside_actions_s=_medians(ranks, lambda ran: ran.length_s - ran.span_s),
     )
     last = report.ran if events else None
     step_s = in_turn_s(plan, last) if in_turn else report.predicted.before_optimizer_s
     return dataclasses.replace(report, predicted_step_s=step_s)
+
+
+def _medians(ranks: Sequence[Recorded], figure: Callable[[Ran], float]) -> tuple[float, ...]:
+    """Of each rank's steps; none before the first."""
+    return tuple(statistics.median(map(figure, record.steps)) for record in ranks if record.steps)
 
 
 def _last_steps(ranks: Sequence[Recorded]) -> Iterator[tuple[Ran, float]]:

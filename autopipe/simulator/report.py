@@ -60,6 +60,10 @@ class Report(Shown):
         process grew beyond what it had when the runtime was made, its own weights apart. Empty where nobody
         counts or one process ran all ranks.
     messages: between ranks in the last step, on the same clock.
+    between_actions_s: per process, the seconds of a step between its actions that are no wait for a message,
+        for each of them; medians of recent steps.
+    beside_actions_s: per process, the seconds before its first action, or wait for its message, and after its
+        last, likewise.
     """
 
     stages: tuple[StageReport, ...]
@@ -71,6 +75,8 @@ class Report(Shown):
     in_turn: bool = False
     peak_bytes: tuple[int, ...] = ()
     messages: tuple[Sent, ...] = ()
+    between_actions_s: tuple[float, ...] = ()
+    beside_actions_s: tuple[float, ...] = ()
 
     @property
     def timeline(self) -> Timeline:

@@ -10,7 +10,8 @@ On one host ``k`` ranks at work progress at the rate
 
 where ``alone`` is what the costs were with nobody else at work, as a part of what they are with every core
 busy. A message takes a core's time at both its ends: who sends it works so much longer, and who receives it
-does where it is at work and no core is free. Known error: cores are handed round more evenly than an
+does where it is at work and no core is free. What a rank does between two actions (``Device.action_s``)
+delays the next. Known error: cores are handed round more evenly than an
 operating system does, and one ``alone`` stands for every stage.
 """
 
@@ -37,7 +38,8 @@ def is_shared(cluster: Cluster, n_ranks: int, alone: float) -> bool:
     works = any(
         cluster.link(a, b).working_s(1) for a in range(n_ranks) for b in range(a) if hosts[a] == hosts[b]
     )
-    return cluster.crowd is not None or works or (alone != 1.0 and len(set(hosts)) < len(hosts))
+    between = any(device.action_s for device in cluster.devices)
+    return cluster.crowd is not None or works or between or (alone != 1.0 and len(set(hosts)) < len(hosts))
 
 
 def run_shared(
@@ -63,7 +65,8 @@ def run_shared(
 class _Rank:
     """What one rank is at: the code and microbatch of its actions, how many are over, what is left of one.
 
-    ``sending_s`` is the work of the messages that what ended at ``ended_s`` has sent.
+    ``sending_s`` is the work that what ended at ``ended_s`` has left to do: its messages', and between
+    actions.
     """
 
     actions: list[tuple[int, int]]
@@ -99,6 +102,7 @@ class _Machine:
             )
             for r, row in enumerate(schedule.actions)
         ]
+        self.between_s = [device.action_s for device in cluster.devices]
         self.now = 0.0
         self.link_free, self.wire_free = [0.0] * n_links, [0.0] * (2 * schedule.n_ranks)
         self.coming: list[tuple[float, int, float]] = []
@@ -154,6 +158,7 @@ class _Machine:
             self.stepped.append(Event(r, "optimizer", rank.started_s, self.now))
             return
         self.ends[r].append(self.now)
+        rank.sending_s = self.between_s[r]
         code, m = rank.actions[rank.n_done - 1]
         for arrivals, link, busy_s, latency_s, (a, b, back, n_bytes) in self.outs[code]:
             arrivals[m] = self.now

@@ -209,8 +209,8 @@ def in_turn_s(plan: Plan, schedule: Schedule | None = None) -> float:
 
 
 def _start_s(plan: Plan) -> float:
-    """Seconds before a rank's first action."""
-    return float(plan.settings.get("start_s", 0.0))
+    """Seconds before a rank's first action; what it does after its last counts here too."""
+    return float(plan.settings.get("start_s", 0.0)) + max(d.step_s for d in plan.cluster.devices)
 
 
 def _agreeing_s(plan: Plan) -> float:

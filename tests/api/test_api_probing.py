@@ -10,12 +10,16 @@ import json
 import pathlib
 
 import pytest
+from plans import make_plan
 from processes import run_ranks
 
 import autopipe
 from autopipe.api import probing
-from autopipe.hardware import Cluster, Device
+from autopipe.hardware import Cluster, Device, Link
 from autopipe.measure.busy_cores import places
+from autopipe.simulator import Report
+from autopipe.simulator.plan_inputs import plan_schedule
+from autopipe.simulator.timeline_data import Sent
 
 
 @pytest.mark.timeout(150)
@@ -50,9 +54,16 @@ def test_a_step_is_predicted_from_what_its_stages_take_alone() -> None:
     plan = autopipe.plan(model, 2, (batch,), n_microbatches=8, costs="estimated", pin=pins, schedule="1f1b")
     assert plan.step_s > 0
     # eight microbatches of 3 s through two stages, the second a microbatch behind
-    assert probing._predicted_s(plan, [(1.0, 2.0)] * 2) == pytest.approx(27.0, rel=1e-2)
+    assert probing._predicted_s(plan, plan.cluster, [(1.0, 2.0)] * 2) == pytest.approx(27.0, rel=1e-2)
     # the first stage's last backward is a second shorter, and it has waited for the second's otherwise
-    assert probing._predicted_s(plan, [(1.0, 1.0), (1.0, 2.0)]) == pytest.approx(26.0, rel=1e-2)
+    assert probing._predicted_s(plan, plan.cluster, [(1.0, 1.0), (1.0, 2.0)]) == pytest.approx(26.0, rel=1e-2)
+    # nobody waits while a rank is between two of its actions, of which there are some fifteen in a row
+    shared = dataclasses.replace(plan.cluster, cores=(2,))
+    busy = probing._each(shared, lambda device: dataclasses.replace(device, action_s=0.1, step_s=0.5))
+    found = probing._predicted_s(plan, busy, [(1.0, 2.0)] * 2) - probing._predicted_s(
+        plan, shared, [(1.0, 2.0)] * 2
+    )
+    assert 0.5 + 14 * 0.1 <= found <= 0.5 + 18 * 0.1
 
 
 def test_the_first_stage_alone_makes_no_gradient_of_its_input(monkeypatch) -> None:
@@ -78,7 +89,8 @@ def test_turns_that_others_disturbed_tell_no_other_speed(monkeypatch) -> None:
         monkeypatch.setattr(probing, "_slowest", lambda seconds: 0.0)
         monkeypatch.setattr(probing, "_alone_s", lambda *given: [(1.0, next(parts))] * 2)
         monkeypatch.setattr(probing, "_stepped_s", lambda *given: next(steps))
-        return probing._speed(cluster)
+        monkeypatch.setattr(probing, "_beside_actions", lambda cluster, report: cluster)
+        return probing._trained(cluster).devices[0].speed
 
     even = speed([2.0] * 20, [30.0] * 20)
     assert even == pytest.approx(27.0 / 30.0, rel=1e-2)
@@ -92,6 +104,26 @@ def test_turns_that_others_disturbed_tell_no_other_speed(monkeypatch) -> None:
     )
     # no pipeline is faster than its parts
     assert speed([2.0] * 20, [20.0] * 20) == 1.0
+
+
+def test_what_ranks_do_beside_their_actions_is_told_without_their_messages() -> None:
+    plan = make_plan(2, 4, ties=())
+    link = Link(1e-3, 1e6, host_s=0.03)
+    plan = dataclasses.replace(plan, cluster=dataclasses.replace(Cluster.uniform(2, link=link), cores=(2,)))
+    rows = plan_schedule(plan).actions
+    events = [(rank, action, 0.0, 1.0) for rank, row in enumerate(rows) for action in row]
+    messages = [Sent(a, b, a > b, m, 0.0, 0.1, 100) for m in range(4) for a, b in ((0, 1), (1, 0))]
+    report = Report((), 1.0, 1.0, 9, tuple(events), plan, (), (), tuple(messages), (0.04, 0.06), (0.7, 0.2))
+    found = probing._beside_actions(plan.cluster, report)
+    # of four messages in eight actions, each 0.03 s
+    assert all(d.action_s == pytest.approx(0.05 - 0.015) for d in found.devices)
+    assert {d.step_s for d in found.devices} == {0.2}
+    assert {
+        d.action_s
+        for d in probing._beside_actions(
+            plan.cluster, dataclasses.replace(report, between_actions_s=(0.01, 0.01))
+        ).devices
+    } == {0.0}
 
 
 def test_every_rank_holds_one_part_of_the_model() -> None:

@@ -355,6 +355,9 @@ def matched_report():
     assert world > 2 or report.measured_step_s < 0.4
     assert len(report.events) == 2 * 4 * world
     assert report.n_steps == 5
+    for found in (report.between_actions_s, report.beside_actions_s):
+        assert len(found) == world
+        assert all(0 < seconds < report.measured_step_s for seconds in found)
     assert all(set(s.measured) == {"F", "B"} for s in report.stages)
     ends = {(a.kind, a.stage, a.microbatch): end for _, a, _, end in report.events}
     starts = {(a.kind, a.stage, a.microbatch): start for _, a, start, _ in report.events}

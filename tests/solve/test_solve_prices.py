@@ -17,7 +17,7 @@ from autopipe.schedule import StageTimes, Transfer, build
 from autopipe.simulator import simulate_schedule
 from autopipe.solve import Item, Net, Problem, Share, Stage, chain, solve
 from autopipe.solve.definition.problem import HUGE, scaled
-from autopipe.solve.making.source import cheapest_link
+from autopipe.solve.making.source import cheapest_link, slowest_link
 
 
 @st.composite
@@ -295,6 +295,9 @@ def test_an_all_reduce_goes_twice_round_the_ring(n_ranks):
 
 
 DIRECT = Link(1e-3, 1e6, host_s=2e-4, host_s_per_byte=1e-9, direct_s=1e-5, direct_host_s=2e-6)
+SHARED = dataclasses.replace(
+    DIRECT, direct_s_per_byte=1e-10, direct_host_s_per_byte=5e-11, direct_below_bytes=1 << 25
+)
 
 
 def test_small_messages_go_directly_where_they_can():
@@ -310,6 +313,36 @@ def test_small_messages_go_directly_where_they_can():
     assert DIRECT.all_reduce_s(64, 4) == plain.all_reduce_s(64, 4)
     cluster = Cluster.uniform(2, link=DIRECT)
     assert Cluster.from_dict(cluster.to_dict()) == cluster
+
+
+def test_messages_that_go_directly_take_longer_the_larger_they_are():
+    for n_bytes in (1, DIRECT_BYTES, (1 << 25) - 1):
+        assert SHARED.seconds(n_bytes) == pytest.approx(1e-5 + n_bytes * 1e-10)
+        assert SHARED.parts(n_bytes)[0] == 0.0  # no link is held: each rank copies for itself
+        assert SHARED.working_s(n_bytes) == pytest.approx(2e-6 + n_bytes * 5e-11)
+    assert SHARED.seconds(1 << 25) == DIRECT.seconds(1 << 25)
+    assert SHARED.all_reduce_s(1 << 20, 4) == DIRECT.all_reduce_s(1 << 20, 4)
+    cluster = Cluster.uniform(2, link=SHARED)
+    assert Cluster.from_dict(cluster.to_dict()) == cluster
+
+
+SIZES = 1, DIRECT_BYTES - 1, DIRECT_BYTES, 1 << 20, 1 << 24, 1 << 25, 1 << 28
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 1e-6, 1e-3])
+@pytest.mark.parametrize("n_links", [1, 2, 3, 4])
+def test_prices_that_bound_all_links_are_above_and_below_each(latency_s, n_links):
+    kinds = SHARED, DIRECT, Link(latency_s, 1e7), Link(5e-4, 1e5, direct_s=2e-6, direct_s_per_byte=1e-6)
+    pairs = (0, 1), (1, 0), (0, 2), (2, 0)
+    for chosen in itertools.combinations(kinds, n_links):
+        links = dict(zip(pairs, chosen * 4, strict=False))
+        there = Cluster(Cluster.uniform(3).devices, links=links, local=chosen[0])
+        least, most = cheapest_link(there), slowest_link(there)
+        for n_bytes in SIZES:
+            found = [link.seconds(n_bytes) for link in chosen]
+            assert least.seconds(n_bytes) <= min(found) + 1e-12
+            assert most.seconds(n_bytes) >= max(found) - 1e-12
+            assert most.working_s(n_bytes) >= max(link.working_s(n_bytes) for link in chosen)
 
 
 @pytest.mark.parametrize("latency_s", [0.0, 1e-6, 1e-3])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -199,21 +200,34 @@ def cheapest_link(cluster: Cluster) -> Link:
     """A link at least as fast as any between two ranks, for prices that bound the true ones."""
     links = cluster.kinds or (cluster.local,)
     latency_s = min(link.latency_s for link in links)
-    direct = [link.direct_s for link in links if link.direct_s]
-    direct_s = max(min(latency_s, *direct), _LEAST_S) if direct else 0.0
-    return Link(latency_s, max(link.bandwidth_bytes_s for link in links), direct_s=direct_s)
+    bandwidth_bytes_s = max(link.bandwidth_bytes_s for link in links)
+    direct = [link for link in links if link.direct_s]
+    return Link(
+        latency_s,
+        bandwidth_bytes_s,
+        direct_s=max(min(latency_s, *(x.direct_s for x in direct)), _LEAST_S) if direct else 0.0,
+        direct_s_per_byte=min([1 / bandwidth_bytes_s, *(x.direct_s_per_byte for x in direct)]),
+        direct_below_bytes=max((x.direct_below_bytes for x in direct), default=0),
+    )
 
 
 def slowest_link(cluster: Cluster) -> Link:
     """A link at least as slow as any between two ranks."""
     links = cluster.kinds or (cluster.local,)
     direct_s = max(link.direct_s for link in links)
+    per_byte = max(link.direct_s_per_byte for link in links)
+    host_s = max(max(link.host_s, link.direct_host_s) for link in links)
+    host_s_per_byte = max(max(link.host_s_per_byte, link.direct_host_s_per_byte) for link in links)
     return Link(
         max(*(link.latency_s for link in links), direct_s),
-        min(link.bandwidth_bytes_s for link in links),
-        host_s=max(link.host_s for link in links),
-        host_s_per_byte=max(link.host_s_per_byte for link in links),
+        min(min(link.bandwidth_bytes_s for link in links), 1 / per_byte if per_byte else math.inf),
+        host_s=host_s,
+        host_s_per_byte=host_s_per_byte,
         direct_s=direct_s if all(link.direct_s for link in links) else 0.0,
+        direct_host_s=host_s,
+        direct_s_per_byte=per_byte,
+        direct_host_s_per_byte=host_s_per_byte,
+        direct_below_bytes=min(link.direct_below_bytes for link in links),
     )
 
 
