@@ -32,6 +32,8 @@ ELSEWHERE = {"elsewhere": SHAPES, "crowded": CROWDED}
 """Parts that are run when named: they need the packages that ``elsewhere`` lists."""
 _ALL = [*MODELS, *SHAPES]
 PARTS = ("sums", "pipelines", "symbolic", "deep", "estimates")
+_ROUNDS, _STEADY_ROUNDS, _STARTS = 5, 3, 3
+"""Of a model from elsewhere: rounds wanted, how many are to hold the profile's pace, and starts at most."""
 
 
 def main() -> None:
@@ -59,7 +61,7 @@ def main() -> None:
             with OtherLoad() as others:
                 figures = run(name)
             took = time.perf_counter() - start
-            is_disturbed = others.share > DISTURBED or not figures.get("steady_rounds", True)
+            is_disturbed = others.share > DISTURBED or figures.get("steady_rounds", _ROUNDS) < _STEADY_ROUNDS
             mark = {"seconds": took, "other_load": others.share, "disturbed": is_disturbed}
             out.setdefault(part, {})[name] = {**figures, "run": mark}
             out["summary"] = _summary(out)
@@ -81,9 +83,17 @@ def _runs(part: str, models: list[str]) -> list[tuple[str, Any]]:
 
 
 def _elsewhere(n_ranks: int, n_microbatches: int, name: str) -> dict[str, Any]:
-    """A pipeline of another package's model, held against one profile taken before anything ran."""
-    figures = pipeline(name, n_ranks, n_microbatches, rounds=5, steps=5, profiles=False)
-    return {**figures, "n_ranks": n_ranks, "n_microbatches": n_microbatches}
+    """A pipeline of another package's model, held against one profile taken before anything ran.
+
+    Where too few rounds held the profile's pace all is begun anew, the profile too, and what held it longest
+    counts: the pace alone decides, whatever the errors are.
+    """
+    starts: list[dict[str, Any]] = []
+    while len(starts) < _STARTS and all(s["steady_rounds"] < _STEADY_ROUNDS for s in starts):
+        starts.append(pipeline(name, n_ranks, n_microbatches, rounds=_ROUNDS, steps=5, profiles=False))
+    figures = max(starts, key=lambda s: s["steady_rounds"])
+    others = [{"steady_rounds": s["steady_rounds"], "step": s["step"]["first_error"]} for s in starts]
+    return {**figures, "starts": others, "n_ranks": n_ranks, "n_microbatches": n_microbatches}
 
 
 def _summary(out: dict[str, Any]) -> dict[str, Any]:

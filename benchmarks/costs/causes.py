@@ -118,7 +118,8 @@ class _Parts:
         for sent in timeline.transfers if plan.cluster.cores else ():
             here, there = plan.placement[sent.source], plan.placement[sent.destination]
             sending[here] += plan.cluster.link(here, there).working_s(sent.n_bytes)
-        handling = [s / len(row) for s, row in zip(sending, rows, strict=True)]
+        between = [device.action_s for device in plan.cluster.devices]
+        handling = [s / len(row) + b for s, row, b in zip(sending, rows, between, strict=True)]
         # an action is simulated with the sending of what came before it
         alone = {a: ran[a] - handling[plan.placement[a.stage]] for a in ran}
         start = [min(row[0] for row in timeline.starts_s)] * plan.n_ranks
