@@ -7,13 +7,13 @@ from autopipe.schedule import Action, Message
 from autopipe.simulator import Ran, Recorded, make_report
 
 
-def ran(origin_s: float = 0.0, longer_s: float = 0.0) -> Ran:
+def ran(stage: int = 0, longer_s: float = 0.0) -> Ran:
     """A wait of 1 s, two actions of 2 s with a send of 0.5 s and another 0.25 s in between, and a send."""
     message = Message("F", 0, 1, 0)
     return Ran(
-        origin_s,
+        0.0,
         7.0 + longer_s,
-        [(Action(0, "F", 0), 1.5, 3.5), (Action(0, "B", 0), 4.25, 6.25)],
+        [(Action(stage, "F", 0), 1.5, 3.5), (Action(stage, "B", 0), 4.25, 6.25)],
         [(message, 3.5, 4.0), (message, 6.25, 6.5)],
         [(message, 0.5, 1.5)],
     )
@@ -28,9 +28,9 @@ def test_what_lies_between_actions_is_no_wait_for_a_message():
 
 def test_a_report_has_the_medians_of_each_rank():
     plan = make_plan(2, 1, ties=())
-    ranks = [
-        Recorded([ran(longer_s=x) for x in longer], [], None) for longer in ((0.0, 0.5, 9.0), (1.0,) * 3)
-    ]
+    sizes = [(ran().sent[0][0], 100)]
+    longer_s = (0.0, 0.5, 9.0), (1.0, 1.0, 1.0)
+    ranks = [Recorded([ran(r, x) for x in of_rank], sizes, None) for r, of_rank in enumerate(longer_s)]
     report = make_report(plan, ranks)
     assert report.beside_actions_s == (1.5, 2.0)
     assert report.between_actions_s == (0.5, 0.5)
