@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import errno
 import select
 import socket
 from typing import Any
@@ -54,6 +53,7 @@ class Link:
         self._unread = self._unread_shared = self._n_expected = self._n_here = 0
         self._out = Outgoing.make(connection)
         self._in: Incoming | None = None
+        self._has_heard = False
         self.below_bytes = DIRECT_BYTES
         """Messages of fewer bytes go by this link; the same at both ends."""
         if self._out is None:
@@ -62,9 +62,11 @@ class Link:
             socket.send_fds(connection, [_HAS], self._out.ring.files)
 
     def agree(self, within_s: float) -> bool:
-        """Hear whether the other end has memory to share, if it says so within some seconds; else False.
+        """Hear what the other end says next, if it does within some seconds; else False, to be called again.
 
-        Called again until it is True, and by both ends, before the first message.
+        Both ends hear twice before the first message: whether the other has memory to share, and whether it
+        could open this one's. An end waits for nothing before it says either, so many links are agreed on
+        one after another: all of them once, then all again.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -73,12 +75,13 @@ class Link:
         said, files, *_ = socket.recv_fds(self._socket, len(_HAS), Ring.n_files)
         if not said:
             raise ConnectionResetError("the other end of the link is gone")
-        if said == _HAS:
-            if len(files) < Ring.n_files:
-                raise OSError(errno.EMFILE, "too many open files to share memory; raise ulimit -n")
-            self._in = Incoming(Ring(*files))
-            if self._out is not None:
+        if self._has_heard:
+            if said == _HAS and self._in is not None and self._out is not None:
                 self.below_bytes = MOST_BYTES + 1
+            return True
+        self._has_heard = True
+        self._in = Incoming.of(files) if said == _HAS else None
+        self._socket.sendall(_HAS if self._in is not None else _HAS_NOT)
         return True
 
     def send(self, tensor: Tensor) -> Sent:

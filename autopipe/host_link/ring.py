@@ -27,8 +27,8 @@ class Ring:
 
     def __init__(self, memory: int, freed: int) -> None:
         self.files = [memory, freed]
-        weakref.finalize(self, _closed, memory, freed)
         self._memory = mmap.mmap(memory, self.n_bytes)
+        weakref.finalize(self, _closed, memory, freed)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def spans(self, place: int, n_bytes: int) -> list[tuple[int, int, int]]:
@@ -56,10 +56,12 @@ class Outgoing:
                 undo.callback(os.close, memory)
                 os.truncate(memory, Ring.n_bytes)
                 freed = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                undo.callback(os.close, freed)
+                ring = Ring(memory, freed)
             except OSError:
                 return None
             undo.pop_all()
-        return cls(Ring(memory, freed), connection)
+        return cls(ring, connection)
 
     def put(self, address: int, n_bytes: int) -> int:
         """Copy what lies at an address into the ring; its place there. Waits until there is room."""
@@ -89,6 +91,20 @@ class Incoming:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
+
+    @classmethod
+    def of(cls, files: list[int]) -> Incoming | None:
+        """Of the files of another process's ring; None where they cannot be opened here."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(_closed, *files)
+            if len(files) < Ring.n_files:
+                return None
+            try:
+                ring = Ring(*files)
+            except OSError:
+                return None
+            undo.pop_all()
+        return cls(ring)
 
     def take(self, place: int, address: int, n_bytes: int) -> None:
         """Copy what lies at a place of the ring to an address, and free it."""

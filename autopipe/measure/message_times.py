@@ -146,7 +146,7 @@ def _agreed(connection: socket.socket) -> Link:
     """A link over a connection, whose other end makes one too."""
     connection.settimeout(None)
     link = Link(connection)
-    if not link.agree(_CONNECTS_S):
+    if not (link.agree(_CONNECTS_S) and link.agree(_CONNECTS_S)):
         raise CostError(
             "the rank that messages are measured with has connected and says nothing; see its log"
         )

@@ -11,6 +11,7 @@ import torch
 from autopipe.hardware import DIRECT_BYTES
 from autopipe.host_link import Link
 from autopipe.host_link import link as link_module
+from autopipe.host_link import ring as ring_module
 from autopipe.host_link.ring import Ring
 
 SHARED = 1 << 17
@@ -19,7 +20,7 @@ SHARED = 1 << 17
 
 def agreed():
     links = [Link(s) for s in socket.socketpair()]
-    assert all(link.agree(10) for link in links)
+    assert all(link.agree(10) for link in 2 * links)
     for link in links:
         link._socket.settimeout(10)  # a test that would wait forever fails instead
     return links
@@ -171,7 +172,7 @@ def test_who_waits_for_room_hears_that_the_link_is_broken(ends, end):
         a.send(message)
 
 
-@pytest.mark.parametrize("lacking", ["memfd_create", "eventfd"])
+@pytest.mark.parametrize("lacking", ["memfd_create", "eventfd", "mmap"])
 @pytest.mark.parametrize("which", ["one", "both"])
 def test_without_memory_to_share_a_link_carries_what_its_socket_holds(monkeypatch, lacking, which):
     """Both ends carry the same, whichever of them has none."""
@@ -181,15 +182,50 @@ def test_without_memory_to_share_a_link_carries_what_its_socket_holds(monkeypatc
     def refuse(*_):
         raise OSError("too many open files")
 
-    monkeypatch.setattr(os, lacking, refuse)
-    links += [Link(s) for s in pair[len(links) :]]
-    assert all(link.agree(10) for link in links)
+    with monkeypatch.context() as patched:
+        patched.setattr(ring_module.mmap if lacking == "mmap" else os, lacking, refuse)
+        links += [Link(s) for s in pair[len(links) :]]
+    assert all(link.agree(10) for link in 2 * links)
     assert [link.below_bytes for link in links] == [DIRECT_BYTES] * 2
     sent = torch.randn(10)
     arrival = links[1].recv(torch.empty(10))
     links[0].send(sent)
     arrival.wait()
     assert torch.equal(arrival.tensor, sent)
+    for link in links:
+        link.close()
+
+
+@pytest.mark.parametrize("cannot", ["map", "hold"])
+def test_an_end_that_cannot_open_the_others_memory_says_so(monkeypatch, cannot):
+    """Its address space or its files may be limited; both ends then carry what the socket holds."""
+    links = [Link(s) for s in socket.socketpair()]
+    before = len([*pathlib.Path("/proc/self/fd").iterdir()])
+
+    def refuse(*_):
+        raise OSError("cannot allocate memory")
+
+    def cut_off(connection, n_bytes, n_files):
+        said, files, *rest = recv_fds(connection, n_bytes, n_files)
+        os.close(files.pop())
+        return said, files, *rest
+
+    recv_fds = socket.recv_fds
+    with monkeypatch.context() as patched:
+        if cannot == "map":
+            patched.setattr(ring_module.mmap, "mmap", refuse)
+        else:
+            patched.setattr(socket, "recv_fds", cut_off)
+        assert links[0].agree(10)
+    assert links[1].agree(10)
+    assert all(link.agree(10) for link in links)
+    assert [link.below_bytes for link in links] == [DIRECT_BYTES] * 2
+    # what the one could open it holds: its counterpart's two files, and the memory's once more
+    assert len([*pathlib.Path("/proc/self/fd").iterdir()]) == before + 3
+    arrival = links[0].recv(torch.empty(10))
+    links[1].send(torch.ones(10))
+    arrival.wait()
+    assert torch.equal(arrival.tensor, torch.ones(10))
     for link in links:
         link.close()
 

@@ -54,7 +54,7 @@ def connect(board: Board, rank: int, n_ranks: int, check: Callable[[int], None])
             else:
                 links[found[0]] = Link(found[1])
                 coming.discard(found[0])
-    for other, link in links.items():
+    for other, link in 2 * list(links.items()):
         while not link.agree(POLL_S):
             check(other)
     return links
