@@ -63,7 +63,7 @@ def probe(n_ranks: int = 2) -> Cluster:
     Ranks that compute on the host's cores work more slowly in a pipeline than where costs are measured. The
     ``speed`` of their devices is that ratio, found by training a small pipeline for some fifteen seconds, and
     so are ``action_s`` and ``step_s``; on accelerators it is 1 and they are 0. Ranks that outnumber the cores
-    take turns, which ``cores`` tells and not ``speed``.
+    take turns, which ``cores`` tells and not ``speed``; their ``action_s`` and ``step_s`` are 0 too.
 
     In a job started by ``torchrun`` every rank calls it and gets the same cluster; elsewhere it starts
     ``n_ranks`` processes on this machine. Raises :class:`CostError` when one of them fails.
@@ -158,7 +158,8 @@ def _trained(cluster: Cluster) -> Cluster:
     while not took or (len(took) < _TURNS and _slowest(time.perf_counter() - start_s) < _MOST_S):
         alone.append(_alone_s(part, batch[:_ROWS], cluster))
         took.append(_stepped_s(runtime, optimizer, batch))
-    cluster = _beside_actions(cluster, runtime.report())
+    if cluster.crowd is None:  # else what lies between actions is a wait for a core, most of it
+        cluster = _beside_actions(cluster, runtime.report())
     told = [_predicted_s(pipe.plan, cluster, seconds) for seconds in alone]
     speed = min(1.0, typical(told) / typical(took))
     return _each(cluster, lambda device: dataclasses.replace(device, speed=device.speed * speed))

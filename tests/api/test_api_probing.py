@@ -35,6 +35,8 @@ def test_ranks_that_outnumber_the_cores_have_one_too() -> None:
     assert len(speeds) == 1
     # on a busy machine a step takes far longer than its parts say, and never less
     assert 0.05 < speeds.pop() <= 1.0
+    # what a rank waits for its core between two actions is no work of its own
+    assert {(d.action_s, d.step_s) for d in cluster.devices} == {(0.0, 0.0)}
 
 
 def test_ranks_on_accelerators_keep_theirs() -> None:
